@@ -15,14 +15,14 @@ gpu                   an NVIDIA GPU                                             
 A test marked ``full("<area>")`` belongs to a long suite: it runs only under ``-m full`` (all of them), or ``-m full
 --area NAME`` (``make full-NAME``). A test marked ``slow`` runs only when the expression after ``-m`` names ``slow``.
 
-A skip says why and what would run it: ``skip("no NVIDIA GPU", run="make test on a machine with one")``. A skip that does
-not say what would run it is a failure.
+A skip says why and what would run it: ``skip("no NVIDIA GPU", run="make test on a machine with one")``. A skip that
+does not say what would run it is a failure.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -40,7 +40,7 @@ DEADLINE_S: Final = {"unit": 120, "contract": 300, "integration": 300, "cluster"
 RUN_HINT: Final = "to run it:"
 TESTS: Final = Path(__file__).resolve().parents[1]
 
-_left_out = pytest.StashKey[dict[str, Counter[str]]]()
+_left_out = pytest.StashKey["dict[str, Counter[str]]"]()
 
 
 # ---- what tests import
@@ -56,7 +56,7 @@ def skip(why: str, *, run: str) -> NoReturn:
     pytest.skip(f"{why}; {RUN_HINT} {run}")
 
 
-def skip_if(condition: bool, why: str, *, run: str) -> pytest.MarkDecorator:  # noqa: FBT001  # mirrors skipif's order
+def skip_if(condition: bool, why: str, *, run: str) -> pytest.MarkDecorator:
     """Mark a test or a module as skipped if ``condition`` holds; arguments as in ``skip``."""
     return pytest.mark.skipif(condition, reason=f"{why}; {RUN_HINT} {run}")
 
@@ -81,7 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{layer}: set from the folder tests/{layer}")
     config.addinivalue_line("markers", "slow: not part of make test; runs under -m slow")
     config.addinivalue_line("markers", "full(area): the long suite of an area; runs under -m full --area AREA")
-    config.stash[_left_out] = {"full": Counter(), "slow": Counter()}
+    left_out: dict[str, Counter[str]] = {"full": Counter(), "slow": Counter()}
+    config.stash[_left_out] = left_out
     if config.getoption("--area") and not _names(config, "full"):
         raise pytest.UsageError("--area chooses among the long suites: add -m full (or use make full-AREA)")
 
@@ -200,7 +201,7 @@ def _judge_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Print seconds by layer, what was skipped and why, and what stayed outside this run."""
     tr = terminalreporter
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     tests: Counter[str] = Counter()
     for reports in tr.stats.values():
         for report in reports:
