@@ -1,0 +1,1 @@
+"""Slurm behind `kinemill.contracts.SlurmAdmin` and `SlurmJobs`; standard library only."""

@@ -1,0 +1,1 @@
+"""Object stores behind `kinemill.contracts.Store`. Importing this loads no client library."""
