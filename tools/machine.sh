@@ -8,6 +8,8 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3.11}
 TORCH=${TORCH:-torch==2.13.0}
 DISTRIBUTIONS=(core control agents pipelines loaders training)
+# The certificates that the system trusts count, as for every other client on it.
+export UV_SYSTEM_CERTS=1
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore DEBIAN_FRONTEND=noninteractive
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
