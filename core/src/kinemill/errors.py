@@ -5,8 +5,8 @@
     KinemillError
     ├── UsageError              the caller asked for something impossible        exit 2
     ├── ConfigError             a setting, inventory or spec is wrong            exit 78
-    │   ├── UnknownKeyError     a key nobody declared (names the nearest one)
     │   └── ContractError       a record does not fit its contract
+    │       └── UnknownKeyError a key nobody declared (names the nearest one)
     ├── DataError               an input file or record is bad                   exit 1
     │   ├── TruncatedError      it ends too early
     │   ├── CorruptError        its bytes are not what was written (crc, sha256, sequence)
@@ -78,12 +78,12 @@ class ConfigError(KinemillError):
     exit_code = 78
 
 
-class UnknownKeyError(ConfigError):
-    """A key that nobody declared; the message names the nearest declared one."""
-
-
 class ContractError(ConfigError):
     """A record does not fit the contract that both sides agreed on."""
+
+
+class UnknownKeyError(ContractError):
+    """A key that nobody declared; the message names the nearest declared one."""
 
 
 class DataError(KinemillError):

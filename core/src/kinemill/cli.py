@@ -1,0 +1,122 @@
+"""The umbrella command `kinemill`: finds sub-commands by entry point, loads one when it runs.
+
+Only entry points of the kinemill distributions count, so that no other package can slip a command
+into a program that runs as root. Listing the groups imports none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from typing import Any
+
+import click
+
+from kinemill.errors import KinemillError
+
+__all__ = ["GROUPS", "KinemillGroup", "cli", "main", "run"]
+
+GROUPS: dict[str, tuple[str, str]] = {
+    "cache": ("core", "look at and clear the local cache"),
+    "catalog": ("pipelines", "the system of record: set up, check, show, rebuild"),
+    "config": ("core", "show settings and where each came from"),
+    "deploy": ("control", "run the playbook for an inventory, checked before anything is touched"),
+    "episode": ("core", "look at, verify, repack and convert episode files"),
+    "fleet": ("agents", "the cluster's health: drains, resumes, reservations"),
+    "ingest": ("pipelines", "plan and run the way from vendor files to episodes"),
+    "load": ("loaders", "pull, measure and show what a training job would read"),
+    "manifest": ("pipelines", "plan, build and compare manifests"),
+    "node": ("agents", "this node's health: check, explain, acknowledge"),
+    "sandbox": ("control", "a real cluster on one machine, for tests"),
+    "store": ("core", "prove that an object store keeps its promises"),
+    "train": ("training", "run the training job; choose the optimizer's sharding"),
+    "warehouse": ("pipelines", "sync and query the warehouse tables"),
+}
+"""Group -> (floor that owns it, one line); shown without importing the group."""
+
+_FLOORS = ("core", "control", "agents", "pipelines", "loaders", "training")
+
+
+def _entry_points() -> dict[str, str]:
+    """Group -> `module:object`, of the installed kinemill distributions only."""
+    found: dict[str, str] = {}
+    for floor in _FLOORS:
+        try:
+            dist: Distribution = distribution(f"kinemill-{floor}")
+        except PackageNotFoundError:
+            continue
+        for point in dist.entry_points.select(group="kinemill.commands"):
+            if GROUPS.get(point.name, ("", ""))[0] == floor:
+                found[point.name] = point.value
+    return found
+
+
+class KinemillGroup(click.Group):
+    """A group whose sub-commands come from entry points and are imported when called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the groups that are installed here."""
+        return sorted({*super().list_commands(ctx), *_entry_points()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the group that owns `cmd_name`."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        value = _entry_points().get(cmd_name)
+        if value is None:
+            if cmd_name in GROUPS:
+                floor = GROUPS[cmd_name][0]
+                raise click.UsageError(f"'{cmd_name}' is part of kinemill-{floor}, which is not installed here")
+            return None
+        module, _, attribute = value.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List groups with the lines of `GROUPS`, importing nothing."""
+        rows = [(name, GROUPS[name][1]) for name in self.list_commands(ctx) if name in GROUPS]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+@click.command(cls=KinemillGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kinemill-core", prog_name="kinemill")
+def cli() -> None:
+    """The data and compute platform for physical AI.
+
+    Example: kinemill episode info recording.mcap
+    """
+
+
+def run(command: click.Command, prog_name: str, args: list[str] | None = None) -> int:
+    """Run a click command and turn every ending into an exit code.
+
+    A `KinemillError` is one line on stderr and its own exit code; Ctrl-C is 130; a broken pipe is
+    quiet. Anything else is a bug: its traceback is shown and the code is 1.
+    """
+    try:
+        result: Any = command.main(args=args, prog_name=prog_name, standalone_mode=False)
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(f"{prog_name}: interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KinemillError as exc:
+        click.echo(f"{prog_name}: {exc}", err=True)
+        return exc.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """Entry of the `kinemill` script."""
+    sys.exit(run(cli, "kinemill"))

@@ -1,0 +1,1 @@
+"""Command groups that core itself owns."""

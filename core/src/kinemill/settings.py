@@ -1,0 +1,249 @@
+"""Settings: a TOML file and the environment into a frozen dataclass that refuses unknown keys.
+
+Order, later wins: the dataclass's defaults, `/etc/kinemill/<plane>.toml` (or the file given), the
+environment variable a field names in its metadata, what the caller overrides (command-line flags).
+Every value remembers where it came from. Secrets never stand in TOML: `read_env_file` reads them
+from a file that only its owner can read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from kinemill.errors import ConfigError, ContractError, UnknownKeyError
+from kinemill.records import decode, nearest
+
+__all__ = [
+    "CoreSettings",
+    "Loaded",
+    "cache_dir",
+    "config_path",
+    "load_settings",
+    "read_env_file",
+    "settings_classes",
+]
+
+T = TypeVar("T")
+
+_SECRET = re.compile(r"password|passwd|secret|token|credential|private_key|access_key", re.IGNORECASE)
+_ENV_LINE = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)")
+
+
+def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """KINEMILL_CACHE_DIR, else /var/cache/kinemill as root, else the user's XDG cache."""
+    env = os.environ if environ is None else environ
+    if env.get("KINEMILL_CACHE_DIR"):
+        return Path(env["KINEMILL_CACHE_DIR"])
+    if os.geteuid() == 0:
+        return Path("/var/cache/kinemill")
+    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinemill"
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """Settings that every plane shares."""
+
+    cache_dir: Path = field(default_factory=cache_dir, metadata={"env": "KINEMILL_CACHE_DIR"})
+    """Local cache: manifests, wheels, images."""
+    state_dir: Path = Path("/var/lib/kinemill")
+    """What must survive a reboot."""
+    run_dir: Path = Path("/run/kinemill")
+    """What must not."""
+    log_format: str = field(default="auto", metadata={"env": "KINEMILL_LOG_FORMAT"})
+    """`auto` is text on a terminal and JSON lines elsewhere; `text`, `json`."""
+    log_level: str = field(default="info", metadata={"env": "KINEMILL_LOG_LEVEL"})
+
+    def __post_init__(self) -> None:
+        if self.log_format not in ("auto", "text", "json"):
+            raise ValueError(f"log_format '{self.log_format}': one of auto, text, json")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise ValueError(f"log_level '{self.log_level}': one of debug, info, warning, error")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """Settings, and where each one came from."""
+
+    value: T
+    origins: dict[str, str]
+    """Dotted setting name -> `default`, a file, `$VARIABLE` or `command line`."""
+
+    def rows(self) -> list[tuple[str, Any, str]]:
+        """(name, value, origin) of every leaf, in declared order."""
+        return [(name, value, self.origins.get(name, "default")) for name, value in _leaves(self.value)]
+
+
+def config_path(plane: str, environ: Mapping[str, str] | None = None) -> Path:
+    """`<plane>.toml` in KINEMILL_CONFIG_DIR, else in /etc/kinemill."""
+    env = os.environ if environ is None else environ
+    return Path(env.get("KINEMILL_CONFIG_DIR") or "/etc/kinemill") / f"{plane}.toml"
+
+
+def load_settings(
+    cls: type[T],
+    *,
+    plane: str,
+    path: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded[T]:
+    """Read the settings of one plane.
+
+    Args:
+        cls: Frozen dataclass; nested dataclasses are TOML tables.
+        plane: `core`, `agents`, ...; names the default file, which may be missing.
+        path: A file to read instead, which may not be missing.
+        overrides: Dotted name -> value from command-line flags; None values are left out.
+        environ: Instead of `os.environ`.
+
+    Raises:
+        UnknownKeyError: A key that `cls` does not declare; names the nearest.
+        ConfigError: Unreadable file, bad TOML, wrong type or forbidden value.
+    """
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise ConfigError(f"{plane}: {cls!r} is not a settings class (a frozen dataclass)")
+    env = os.environ if environ is None else environ
+    source = path or config_path(plane, env)
+    data = _read_toml(source, required=path is not None)
+    _refuse_secrets(data, known={name for name, _, _ in _fields(cls)}, where=str(source))
+    origins = {name: str(source) for name in _keys(data)}
+    for name, env_name, kind in _fields(cls):
+        if env_name and env.get(env_name):
+            _put(data, name, _from_text(env[env_name], kind, env_name))
+            origins[name] = f"${env_name}"
+    for name, value in (overrides or {}).items():
+        if value is not None:
+            _put(data, name, value)
+            origins[name] = "command line"
+    try:
+        value = decode(cls, data, where=str(source))
+    except UnknownKeyError:
+        raise
+    except ContractError as exc:
+        raise ConfigError(str(exc)) from exc
+    return Loaded(value, origins)
+
+
+def settings_classes() -> dict[str, type]:
+    """Plane -> settings class, from entry points `kinemill.settings` of the kinemill distributions."""
+    found: dict[str, type] = {"core": CoreSettings}
+    for dist in distributions():
+        if (dist.metadata["Name"] or "").startswith("kinemill-"):
+            for point in dist.entry_points.select(group="kinemill.settings"):
+                found[point.name] = point.load()
+    return found
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """NAME=value lines of a file that only its owner can read: where secrets live.
+
+    Raises:
+        ConfigError: Missing, readable or writable by others, a link, or a line that is no assignment.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot read the environment file ({exc.strerror})") from exc
+    with os.fdopen(handle, encoding="utf-8") as stream:
+        mode = os.fstat(stream.fileno()).st_mode
+        if not stat.S_ISREG(mode) or stat.S_IMODE(mode) & 0o077:
+            raise ConfigError(f"{path}: mode {stat.S_IMODE(mode):04o} lets others in; run: chmod 600 {path}")
+        lines = stream.read().splitlines()
+    values: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        match = _ENV_LINE.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{path}:{number}: expected NAME=value")  # the line itself may be a secret
+        value = match["value"].strip()
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
+            value = value[1:-1]
+        values[match["name"]] = value
+    return values
+
+
+def _read_toml(path: Path, *, required: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        if required:
+            raise ConfigError(f"{path}: no such settings file") from exc
+        return {}
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot read the settings ({exc.strerror})") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: not valid TOML ({exc})") from exc
+
+
+def _refuse_secrets(data: Mapping[str, Any], known: set[str], where: str) -> None:
+    for name in _keys(data):
+        if name not in known and _SECRET.search(name.rsplit(".", 1)[-1]) and nearest(name, known) is None:
+            raise UnknownKeyError(
+                f"{where}: '{name}' looks like a secret; settings hold none. Put it into a 0600 environment file"
+            )
+
+
+def _fields(cls: type, prefix: str = "") -> list[tuple[str, str | None, Any]]:
+    hints = get_type_hints(cls)
+    rows: list[tuple[str, str | None, Any]] = []
+    for f in dataclasses.fields(cls):
+        kind = hints[f.name]
+        name = f"{prefix}{f.name}"
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            rows += _fields(kind, f"{name}.")
+        else:
+            rows.append((name, f.metadata.get("env"), kind))
+    return rows
+
+
+def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for f in dataclasses.fields(value):
+        item = getattr(value, f.name)
+        if dataclasses.is_dataclass(item):
+            rows += _leaves(item, f"{prefix}{f.name}.")
+        else:
+            rows.append((f"{prefix}{f.name}", item))
+    return rows
+
+
+def _keys(data: Mapping[str, Any], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        names += _keys(value, f"{name}.") if isinstance(value, Mapping) else [name]
+    return names
+
+
+def _put(data: dict[str, Any], dotted: str, value: Any) -> None:
+    *tables, leaf = dotted.split(".")
+    for table in tables:
+        data = data.setdefault(table, {})
+    data[leaf] = value
+
+
+def _from_text(text: str, kind: Any, name: str) -> Any:
+    """An environment variable's text as the field's plain type; the decoder judges the rest."""
+    if kind is bool:
+        if text.lower() in ("1", "true", "yes", "on"):
+            return True
+        if text.lower() in ("0", "false", "no", "off"):
+            return False
+        raise ConfigError(f"${name}: '{text}' is not a yes or no")
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError as exc:
+            raise ConfigError(f"${name}: '{text}' is not a number") from exc
+    return text

@@ -1,0 +1,115 @@
+"""Settings from file, environment and flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kinemill.errors import ConfigError, UnknownKeyError
+from kinemill.settings import CoreSettings, cache_dir, load_settings, read_env_file
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    timeout_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    workers: int = field(default=1, metadata={"env": "DEMO_WORKERS"})
+    verbose: bool = field(default=False, metadata={"env": "DEMO_VERBOSE"})
+    table: Table = Table()
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_later_sources_win_and_each_value_says_where_it_came_from(tmp_path: Path) -> None:
+    file = write(tmp_path / "demo.toml", "workers = 2\nverbose = true\n[table]\ntimeout_s = 3\n")
+    loaded = load_settings(
+        Demo,
+        plane="demo",
+        environ={"KINEMILL_CONFIG_DIR": str(tmp_path), "DEMO_WORKERS": "4"},
+        overrides={"table.timeout_s": 5.0, "verbose": None},
+    )
+    assert loaded.value == Demo(4, True, Table(5.0))
+    assert loaded.rows() == [
+        ("workers", 4, "$DEMO_WORKERS"),
+        ("verbose", True, str(file)),
+        ("table.timeout_s", 5.0, "command line"),
+    ]
+
+
+def test_without_a_file_the_defaults_hold(tmp_path: Path) -> None:
+    loaded = load_settings(Demo, plane="demo", environ={"KINEMILL_CONFIG_DIR": str(tmp_path)})
+    assert loaded.value == Demo()
+    assert {origin for _, _, origin in loaded.rows()} == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("wokers = 2", "did you mean 'workers'"),
+        ("[tabel]\ntimeout_s = 1", "did you mean 'table'"),
+        ("[table]\ntimeout = 1", "did you mean 'timeout_s'"),
+        ("workers = 'two'", "expected int"),
+        ("workers = ", "not valid TOML"),
+        ("db_password = 'x'", "0600 environment file"),
+    ],
+)
+def test_a_bad_file_is_refused_and_named(tmp_path: Path, text: str, match: str) -> None:
+    file = write(tmp_path / "demo.toml", text)
+    with pytest.raises(ConfigError, match=match) as caught:
+        load_settings(Demo, plane="demo", path=file, environ={})
+    assert str(file) in str(caught.value)
+    assert "'x'" not in str(caught.value)
+
+
+def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such settings file"):
+        load_settings(Demo, plane="demo", path=tmp_path / "nobody.toml")
+
+
+@pytest.mark.parametrize(("name", "value"), [("DEMO_WORKERS", "many"), ("DEMO_VERBOSE", "perhaps")])
+def test_a_bad_variable_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        load_settings(Demo, plane="demo", environ={name: value})
+
+
+def test_an_override_that_nobody_declared_is_refused() -> None:
+    with pytest.raises(UnknownKeyError):
+        load_settings(Demo, plane="demo", environ={}, overrides={"wrokers": 1})
+
+
+def test_core_settings_refuse_a_level_that_logging_lacks() -> None:
+    with pytest.raises(ConfigError, match="log_level"):
+        load_settings(CoreSettings, plane="core", environ={"KINEMILL_LOG_LEVEL": "loud"})
+
+
+def test_the_cache_goes_where_it_is_told(tmp_path: Path) -> None:
+    assert cache_dir({"KINEMILL_CACHE_DIR": str(tmp_path)}) == tmp_path
+
+
+def test_an_env_file_is_read_only_when_nobody_else_can(tmp_path: Path) -> None:
+    file = write(tmp_path / "secrets.env", "# comment\n\nexport A=1\nB='two words'\n")
+    file.chmod(0o600)
+    assert read_env_file(file) == {"A": "1", "B": "two words"}
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_env_file(file)
+
+
+def test_an_env_file_behind_a_link_or_with_a_bad_line_is_refused_without_showing_it(tmp_path: Path) -> None:
+    file = write(tmp_path / "s.env", "hunter2\n")
+    file.chmod(0o600)
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_env_file(link)
+    with pytest.raises(ConfigError, match=":1: expected NAME=value") as caught:
+        read_env_file(file)
+    assert "hunter2" not in str(caught.value)
