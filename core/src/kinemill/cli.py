@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from typing import Any
 
 import click
@@ -41,10 +40,12 @@ _FLOORS = ("core", "control", "agents", "pipelines", "loaders", "training")
 
 def _entry_points() -> dict[str, str]:
     """Group -> `module:object`, of the installed kinemill distributions only."""
+    from importlib.metadata import PackageNotFoundError, distribution  # 50 ms that `kinemill-node` does not owe
+
     found: dict[str, str] = {}
     for floor in _FLOORS:
         try:
-            dist: Distribution = distribution(f"kinemill-{floor}")
+            dist = distribution(f"kinemill-{floor}")
         except PackageNotFoundError:
             continue
         for point in dist.entry_points.select(group="kinemill.commands"):
