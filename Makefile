@@ -57,7 +57,7 @@ lint-ruff:
 lint-format:
 	$(PY) -m ruff format --quiet --check .
 lint-types:
-	$(PY) -m mypy $(addsuffix /src,core control agents pipelines loaders training) tools benchmarks tests/support
+	$(PY) -m mypy $(addsuffix /src,core control agents pipelines loaders training) tools benchmarks
 lint-floors:
 	.venv/bin/lint-imports --no-cache
 lint-yaml:
