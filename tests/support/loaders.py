@@ -1,0 +1,257 @@
+"""Manifests and stores for the loaders' tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kinemill.contracts import MANIFEST_COLUMNS, ObjectMeta
+from kinemill.errors import ConflictError, NotFoundError, TruncatedError
+from kinemill.loaders.manifest import ManifestRef
+
+if TYPE_CHECKING:
+    from kinemill.contracts import Store
+
+__all__ = ["FolderStore", "arrow_type", "manifest_columns", "publish", "schema", "write_manifest"]
+
+
+def arrow_type(text: str) -> pa.DataType:
+    """The contract's type text as Arrow's type."""
+    if text.startswith("dictionary<"):
+        return pa.dictionary(getattr(pa, text[11:].partition(",")[0])(), pa.string())
+    if text.startswith("fixed_size_binary["):
+        return pa.binary(int(text[18:-1]))
+    return getattr(pa, text)()
+
+
+def schema(**metadata: str) -> pa.Schema:
+    """The contract's schema."""
+    told = {f"kinemill.manifest.{key}": value for key, value in metadata.items()}
+    return pa.schema([pa.field(c.name, arrow_type(c.type), c.nullable) for c in MANIFEST_COLUMNS], told)
+
+
+def manifest_columns(rows: int, *, seed: int = 0, words: int = 50) -> dict[str, Any]:
+    """Made-up columns as NumPy and word lists; no two rows are alike."""
+    rng = np.random.default_rng(seed)
+    return {
+        "episode_id": rng.integers(0, 256, (rows, 16), np.uint8),
+        "profile": (rng.integers(0, 2, rows, np.int8), ["vla", "world"]),
+        "sha256": rng.integers(0, 256, (rows, 32), np.uint8),
+        "size_bytes": rng.integers(1_000_000, 60_000_000, rows),
+        "vendor": (rng.integers(0, 12, rows).astype(np.int16), [f"vendor-{i:02}" for i in range(12)]),
+        "robot": (rng.integers(0, 5, rows).astype(np.int16), [f"robot-{i}" for i in range(5)]),
+        "task": (rng.integers(0, words, rows).astype(np.int32), [f"task {i:05}" for i in range(words)]),
+        "instruction": (
+            rng.integers(0, words, rows).astype(np.int32),
+            [f"put item {i:05} into the bin on the left" for i in range(words)],
+        ),
+        "split": (rng.integers(0, 2, rows, np.int8), ["train", "val"]),
+        "t_first_ns": rng.integers(0, 10**12, rows),
+        "duration_ns": rng.integers(5 * 10**9, 60 * 10**9, rows),
+        "frames": rng.integers(150, 1800, rows).astype(np.int32),
+        "fps": np.full(rows, 30.0, np.float32),
+        "weight": rng.random(rows, np.float32),
+        "topics": (rng.integers(0, 2, rows).astype(np.int32), ['{"a":1}', '{"b":2}']),
+    }
+
+
+def _array(name: str, value: Any, kind: pa.DataType, lo: int, hi: int) -> pa.Array:
+    if isinstance(value, tuple):
+        codes, words = value
+        indices = pa.array(codes[lo:hi], kind.index_type)
+        return pa.DictionaryArray.from_arrays(indices, pa.array(words, pa.string()))
+    part = value[lo:hi]
+    if pa.types.is_fixed_size_binary(kind):
+        raw = pa.py_buffer(np.ascontiguousarray(part).tobytes())
+        return pa.Array.from_buffers(kind, len(part), [None, raw])
+    return pa.array(part, kind)
+
+
+def write_manifest(
+    path: Path,
+    columns: dict[str, Any],
+    *,
+    batch_rows: int = 1 << 20,
+    layouts: Sequence[bytes | None] | None = None,
+    parquet: Path | None = None,
+    **metadata: str,
+) -> Path:
+    """An Arrow IPC file of the contract, and the same as Parquet: even batches, one dictionary a field."""
+    rows = len(columns["size_bytes"])
+    whole = schema(**{"version": "1", "rows": str(rows), **metadata})
+    out = pq.ParquetWriter(parquet, whole, compression="zstd", compression_level=1) if parquet else None
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, whole) as writer:
+        for lo in range(0, rows, batch_rows):
+            hi = min(rows, lo + batch_rows)
+            arrays = []
+            for field in whole:
+                if field.name == "layout":
+                    blobs = layouts[lo:hi] if layouts is not None else [None] * (hi - lo)
+                    arrays.append(pa.array(blobs, pa.large_binary()))
+                else:
+                    arrays.append(_array(field.name, columns[field.name], field.type, lo, hi))
+            batch = pa.record_batch(arrays, schema=whole)
+            writer.write_batch(batch)
+            if out is not None:
+                out.write_batch(batch, row_group_size=batch_rows)
+    if out is not None:
+        out.close()
+    return path
+
+
+def publish(store: Store, path: Path, *, id: str = "m1", parquet: Path | None = None) -> ManifestRef:  # noqa: A002 - the field's own name
+    """Put a manifest file and its pointer into a store, as `kinemill manifest build` does."""
+    sha = hashlib.sha256(path.read_bytes()).hexdigest()
+    key = f"manifests/{id}/data-{sha}.arrow"
+    rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all().num_rows
+    meta = store.put_if_absent(key, path)
+    told = {
+        "id": id,
+        "key": key,
+        "sha256": sha,
+        "size_bytes": path.stat().st_size,
+        "rows": rows,
+        "etag": meta.etag,
+    }
+    if parquet is not None:
+        told["parquet_key"] = f"manifests/{id}/data-{sha}.parquet"
+        store.put_if_absent(told["parquet_key"], parquet)
+    store.put_if_absent(f"manifests/{id}/manifest.json", json.dumps(told).encode())
+    return ManifestRef(store=store.url, **told)
+
+
+@dataclass
+class FolderStore:
+    """A `Store` over a folder that counts requests of all processes in a file. Faults on request.
+
+    Attributes:
+        root: The folder.
+        delay_s: Added to each request.
+        fail: Regular expression of keys whose ranges fail.
+        fail_times: How often each range fails before it works; below zero: always.
+    """
+
+    root: Path
+    delay_s: float = 0.0
+    fail: str = ""
+    fail_times: int = -1
+
+    @property
+    def url(self) -> str:
+        return f"folder://{self.root}"
+
+    @property
+    def _log(self) -> Path:
+        return self.root.parent / f"{self.root.name}.requests"
+
+    def _note(self, op: str, key: str, length: int = 0) -> None:
+        with self._log.open("a") as file:  # O_APPEND: one line is one write
+            file.write(f"{op} {key} {length}\n")
+        if self.delay_s:
+            time.sleep(self.delay_s)  # stands for the network
+
+    def requests(self) -> Counter[str]:
+        """Requests so far by kind."""
+        return Counter(line.split()[0] for line in self.lines())
+
+    def lines(self) -> list[str]:
+        return self._log.read_text().splitlines() if self._log.exists() else []
+
+    def forget(self) -> None:
+        """Count from zero."""
+        self._log.unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        path = self.root / key
+        if not path.exists():
+            raise NotFoundError(f"{self.url}: no object '{key}'")
+        return path
+
+    def _maybe_fail(self, key: str) -> None:
+        if self.fail and re.search(self.fail, key):
+            from kinemill.errors import UnavailableError
+
+            marker = self.root.parent / f"{self.root.name}.failed"
+            done = marker.stat().st_size if marker.exists() else 0
+            if self.fail_times < 0 or done < self.fail_times:
+                with marker.open("a") as file:
+                    file.write("x")
+                raise UnavailableError(f"{self.url}/{key}: connection reset")
+
+    def get(self, key: str) -> bytes:
+        self._note("get", key)
+        self._maybe_fail(key)
+        return self._path(key).read_bytes()
+
+    def get_range(self, key: str, start: int, length: int, *, etag: str | None = None) -> bytes:
+        self._note("get_range", key, length)
+        self._maybe_fail(key)
+        path = self._path(key)
+        if etag is not None and etag != self._etag(path):
+            raise ConflictError(f"{self.url}/{key}: the object changed")
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            data = os.pread(fd, length, start)
+        finally:
+            os.close(fd)
+        if len(data) != length:
+            raise TruncatedError(f"{self.url}/{key}: {len(data)} of {length} bytes at {start}")
+        return data
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.get_range(key, start, length) for start, length in ranges]
+
+    @staticmethod
+    def _etag(path: Path) -> str:
+        stat = path.stat()
+        return f"{stat.st_size}-{stat.st_mtime_ns}"
+
+    def head(self, key: str) -> ObjectMeta:
+        self._note("head", key)
+        path = self._path(key)
+        return ObjectMeta(key, path.stat().st_size, self._etag(path))
+
+    def put_if_absent(self, key: str, data: bytes | Path) -> ObjectMeta:
+        path = self.root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("xb") as file:
+                file.write(data.read_bytes() if isinstance(data, Path) else data)
+        except FileExistsError as exc:
+            raise ConflictError(f"{self.url}/{key}: exists already") from exc
+        return ObjectMeta(key, path.stat().st_size, self._etag(path))
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> ObjectMeta:
+        path = self._path(key)
+        if self._etag(path) != etag:
+            raise ConflictError(f"{self.url}/{key}: changed")
+        path.write_bytes(data)
+        return ObjectMeta(key, path.stat().st_size, self._etag(path))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectMeta]:
+        for path in sorted(self.root.rglob("*")):
+            key = str(path.relative_to(self.root))
+            if path.is_file() and key.startswith(prefix):
+                yield ObjectMeta(key, path.stat().st_size, self._etag(path))
+
+    def download(
+        self, key: str, path: Path, *, etag: str | None = None, size_bytes: int | None = None, part_bytes: int = 8 << 20
+    ) -> ObjectMeta:
+        meta = self.head(key)
+        path.write_bytes(self.get_range(key, 0, meta.size_bytes, etag=etag))
+        return meta
+
+    def delete(self, key: str) -> None:
+        (self.root / key).unlink(missing_ok=True)
