@@ -1,0 +1,329 @@
+"""S3 over the standard library: for forked processes, and for large conditional uploads.
+
+obstore is the client everywhere it can be. Two things it cannot do: work in a process that was forked
+after its runtime had started (it waits for threads that are not there), as the workers of a data loader
+are; and upload a large file in parts under If-None-Match. This speaks just enough S3 for both, signed
+by AWS Signature Version 4 (https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-authenticating-requests.html).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.client
+import os
+import ssl
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import IO
+from urllib.parse import quote, urlsplit
+
+from kinemill.contracts.store import ObjectMeta
+from kinemill.errors import (
+    ConfigError,
+    ConflictError,
+    ExternalError,
+    NotFoundError,
+    TruncatedError,
+    UnavailableError,
+)
+from kinemill.store.config import Credentials, S3Address
+
+__all__ = ["Reply", "S3Http"]
+
+_EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+_UNSIGNED = "UNSIGNED-PAYLOAD"
+_TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
+_XML_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A finished response."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+
+
+class S3Http:
+    """One bucket. Thread-safe: a connection per thread; fork-safe: a child makes its own."""
+
+    def __init__(self, address: S3Address, credentials: Credentials, *, timeout_s: float = 30.0) -> None:
+        self.address = address
+        self._credentials = credentials
+        self._timeout_s = timeout_s
+        endpoint = address.endpoint or f"https://s3.{address.region}.amazonaws.com"
+        parts = urlsplit(endpoint)
+        self._secure = parts.scheme == "https"
+        host = parts.netloc
+        self._base = parts.path.rstrip("/")
+        if address.style == "host":
+            host = f"{address.bucket}.{host}"
+        else:
+            self._base += f"/{quote(address.bucket)}"
+        self._host = host
+        self._local = threading.local()
+
+    # ---- wire
+
+    def _connection(self) -> http.client.HTTPConnection:
+        held = getattr(self._local, "held", None)
+        if held is not None and held[0] == os.getpid():
+            return held[1]  # type: ignore[no-any-return]  # threading.local is untyped
+        connection: http.client.HTTPConnection
+        if self._secure:
+            context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(self._host, timeout=self._timeout_s, context=context)
+        else:
+            connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
+        self._local.held = (os.getpid(), connection)
+        return connection
+
+    def _drop(self) -> None:
+        held = getattr(self._local, "held", None)
+        if held is not None:
+            held[1].close()
+            self._local.held = None
+
+    def _sign(self, method: str, path: str, query: str, headers: dict[str, str], payload: str) -> dict[str, str]:
+        now = datetime.now(UTC)
+        stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
+        signed = {k.lower(): v for k, v in headers.items()}
+        signed |= {"host": self._host, "x-amz-date": stamp, "x-amz-content-sha256": payload}
+        if self._credentials.session_token:
+            signed["x-amz-security-token"] = self._credentials.session_token
+        names = ";".join(sorted(signed))
+        lines = "".join(f"{name}:{' '.join(signed[name].split())}\n" for name in sorted(signed))
+        canonical = f"{method}\n{path}\n{query}\n{lines}\n{names}\n{payload}"
+        scope = f"{day}/{self.address.region}/s3/aws4_request"
+        text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        key = f"AWS4{self._credentials.secret_key}".encode()
+        for part in (day, self.address.region, "s3", "aws4_request"):
+            key = hmac.digest(key, part.encode(), "sha256")
+        signature = hmac.digest(key, text.encode(), "sha256").hex()
+        signed["authorization"] = (
+            f"AWS4-HMAC-SHA256 Credential={self._credentials.access_key}/{scope},"
+            f" SignedHeaders={names}, Signature={signature}"
+        )
+        return signed
+
+    def request(
+        self,
+        method: str,
+        key: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | IO[bytes] | None = None,
+        body_bytes: int | None = None,
+    ) -> Reply:
+        """One request, one try.
+
+        Args:
+            method: HTTP verb.
+            key: Full key in the bucket; empty for the bucket itself.
+            query: Unquoted.
+            headers: Sent and signed.
+            body: Bytes, or an open file at the right place, of which `body_bytes` are sent.
+            body_bytes: Needed for a file.
+
+        Raises:
+            UnavailableError: The connection failed, or the service asks to come back later.
+        """
+        path = f"{self._base}/{quote(key, safe='/-_.~')}"
+        text = "&".join(f"{quote(k, safe='-_.~')}={quote(v, safe='-_.~')}" for k, v in sorted((query or {}).items()))
+        extra = dict(headers or {})
+        if isinstance(body, bytes):
+            payload, length = hashlib.sha256(body).hexdigest(), len(body)
+        elif body is None:
+            payload, length = _EMPTY_SHA256, 0
+        else:
+            payload, length = _UNSIGNED, int(body_bytes or 0)
+        signed = self._sign(method, path, text, extra, payload)
+        signed["content-length"] = str(length)
+        connection = self._connection()
+        try:
+            connection.request(
+                method,
+                path + (f"?{text}" if text else ""),
+                body=_Slice(body, length) if body is not None and not isinstance(body, bytes) else body,
+                headers=signed,
+            )
+            response = connection.getresponse()
+            data = response.read()
+        except (OSError, http.client.HTTPException) as exc:
+            self._drop()
+            raise UnavailableError(f"{self.address.url}: {method} {key}: {type(exc).__name__}: {exc}") from exc
+        reply = Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, data)
+        if reply.status in _TRANSIENT:
+            raise UnavailableError(f"{self.address.url}: {method} {key}: HTTP {reply.status} {_code(data)}")
+        return reply
+
+    def _refuse(self, reply: Reply, method: str, key: str) -> Exception:
+        where = f"{self.address.url}: {key}"
+        code = _code(reply.body)
+        if reply.status == 404:
+            return NotFoundError(f"{where}: not there {code}")
+        if reply.status in (304, 409, 412):
+            return ConflictError(f"{where}: {method} refused by its condition (HTTP {reply.status} {code})")
+        if reply.status == 416:
+            return TruncatedError(f"{where}: the object ends before the range asked for")
+        if reply.status in (401, 403):
+            return ConfigError(f"{where}: {method} denied (HTTP {reply.status} {code}); check the credentials")
+        return ExternalError(f"{where}: {method} answered HTTP {reply.status} {code}")
+
+    # ---- operations
+
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+        reply = self.request("GET", key)
+        if reply.status != 200:
+            raise self._refuse(reply, "GET", key)
+        return reply.body
+
+    def get_range(self, key: str, start: int, length: int, etag: str | None) -> bytes:
+        """Up to `length` bytes; the caller judges a short answer."""
+        headers = {"range": f"bytes={start}-{start + length - 1}"}
+        if etag is not None:
+            headers["if-match"] = _quoted(etag)
+        reply = self.request("GET", key, headers=headers)
+        if reply.status == 200:
+            raise ExternalError(f"{self.address.url}: {key}: a ranged GET answered 200: this store ignores ranges")
+        if reply.status != 206:
+            raise self._refuse(reply, "GET", key)
+        return reply.body
+
+    def head(self, key: str) -> tuple[ObjectMeta, Mapping[str, str]]:
+        """Size, etag, and all headers."""
+        reply = self.request("HEAD", key)
+        if reply.status != 200:
+            raise self._refuse(reply, "HEAD", key)
+        return _meta(key, reply.headers), reply.headers
+
+    def put(self, key: str, body: bytes | IO[bytes], body_bytes: int, headers: Mapping[str, str]) -> str | None:
+        """One PUT; the etag."""
+        reply = self.request("PUT", key, headers=headers, body=body, body_bytes=body_bytes)
+        if reply.status not in (200, 201, 204):
+            raise self._refuse(reply, "PUT", key)
+        return _plain(reply.headers.get("etag"))
+
+    def create_multipart(self, key: str, headers: Mapping[str, str]) -> str:
+        """The upload id."""
+        reply = self.request("POST", key, query={"uploads": ""}, headers=headers, body=b"")
+        if reply.status != 200:
+            raise self._refuse(reply, "POST", key)
+        return _xml(reply.body).findtext("{*}UploadId") or ""
+
+    def put_part(self, key: str, upload: str, number: int, body: IO[bytes], body_bytes: int) -> str:
+        """The part's etag, as sent."""
+        query = {"partNumber": str(number), "uploadId": upload}
+        reply = self.request("PUT", key, query=query, body=body, body_bytes=body_bytes)
+        if reply.status != 200:
+            raise self._refuse(reply, "PUT", key)
+        return reply.headers["etag"]
+
+    def complete_multipart(self, key: str, upload: str, etags: list[str], headers: Mapping[str, str]) -> str | None:
+        """Put the parts together under the condition in `headers`; the etag."""
+        parts = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{e}</ETag></Part>" for n, e in enumerate(etags, 1))
+        body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+        reply = self.request("POST", key, query={"uploadId": upload}, headers=headers, body=body)
+        # S3 may answer 200 and then put an error into the body.
+        if reply.status != 200 or b"<Error" in reply.body:
+            if b"PreconditionFailed" in reply.body or b"ConditionalRequestConflict" in reply.body:
+                raise ConflictError(f"{self.address.url}: {key}: exists already")
+            raise self._refuse(reply, "POST", key)
+        return _plain(_xml(reply.body).findtext("{*}ETag"))
+
+    def abort_multipart(self, key: str, upload: str) -> None:
+        """Throw the parts away."""
+        self.request("DELETE", key, query={"uploadId": upload})
+
+    def delete(self, key: str) -> None:
+        """A missing key is no error."""
+        reply = self.request("DELETE", key)
+        if reply.status not in (200, 204, 404):
+            raise self._refuse(reply, "DELETE", key)
+
+    def list_page(self, prefix: str, after: str, page_keys: int = 1000) -> tuple[list[ObjectMeta], bool]:
+        """Keys behind `after` in order, and whether there are more."""
+        query = {"list-type": "2", "prefix": prefix, "max-keys": str(page_keys)}
+        if after:
+            query["start-after"] = after
+        reply = self.request("GET", "", query=query)
+        if reply.status != 200:
+            raise self._refuse(reply, "LIST", prefix)
+        root = _xml(reply.body)
+        found = [
+            ObjectMeta(
+                item.findtext("{*}Key") or "",
+                int(item.findtext("{*}Size") or 0),
+                _plain(item.findtext("{*}ETag")),
+                _iso_ns(item.findtext("{*}LastModified")),
+            )
+            for item in root.findall("{*}Contents")
+        ]
+        return found, root.findtext("{*}IsTruncated") == "true"
+
+    def list(self, prefix: str) -> Iterator[ObjectMeta]:
+        """All keys under `prefix`, page by page."""
+        after, more = "", True
+        while more:
+            page, more = self.list_page(prefix, after)
+            yield from page
+            if page:
+                after = page[-1].key
+            elif more:
+                raise ExternalError(f"{self.address.url}: an empty page that says there is more")
+
+
+class _Slice:
+    """The next `length` bytes of a file, as http.client wants to read them."""
+
+    def __init__(self, file: IO[bytes], length: int) -> None:
+        self._file = file
+        self._left = length
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._left if size < 0 else min(size, self._left)
+        data = self._file.read(wanted)
+        self._left -= len(data)
+        return data
+
+
+def _xml(data: bytes) -> ET.Element:
+    if len(data) > _XML_MAX or b"<!DOCTYPE" in data[:1024] or b"<!ENTITY" in data:
+        raise ExternalError("the store answered with XML that no S3 sends")
+    try:
+        return ET.fromstring(data)  # noqa: S314 - checked above
+    except ET.ParseError as exc:
+        raise ExternalError(f"the store answered with broken XML: {exc}") from exc
+
+
+def _code(data: bytes) -> str:
+    if b"<Code>" not in data:
+        return ""
+    return data.split(b"<Code>", 1)[1].split(b"</Code>", 1)[0].decode("ascii", "replace")[:60]
+
+
+def _plain(etag: str | None) -> str | None:
+    return etag.strip('"') if etag else None
+
+
+def _quoted(etag: str) -> str:
+    return f'"{etag}"'
+
+
+def _meta(key: str, headers: Mapping[str, str]) -> ObjectMeta:
+    modified = headers.get("last-modified")
+    modified_ns = int(parsedate_to_datetime(modified).timestamp()) * 10**9 if modified else None
+    return ObjectMeta(key, int(headers.get("content-length", 0)), _plain(headers.get("etag")), modified_ns)
+
+
+def _iso_ns(text: str | None) -> int | None:
+    return int(datetime.fromisoformat(text).timestamp() * 1000) * 10**6 if text else None
