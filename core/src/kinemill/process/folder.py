@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from kinemill.errors import ConflictError, EnvironmentFault
+from kinemill.process.account import Account
 
 __all__ = ["OwnedFolder", "private_folder", "socket_folder", "state_root"]
 
@@ -32,12 +33,13 @@ def state_root() -> Path:
     return Path(base) / "kinemill" / "servers"
 
 
-def private_folder(path: Path, *, mode: int = 0o700) -> Path:
+def private_folder(path: Path, *, mode: int = 0o700, account: Account | None = None) -> Path:
     """Make `path` if need be, and see that nobody else can write in it.
 
     Args:
         path: Its parents are made too.
         mode: 0o700, or 0o711 where a server under another account must pass through.
+        account: Whose it shall be; None means ours.
 
     Returns:
         The absolute path.
@@ -51,10 +53,13 @@ def private_folder(path: Path, *, mode: int = 0o700) -> Path:
         path.mkdir(mode=0o700)
     fd = _open_folder(path)
     try:
-        if os.fstat(fd).st_uid != os.geteuid():
-            raise EnvironmentFault(f"{path} belongs to uid {os.fstat(fd).st_uid}, not to us: choose another folder")
-        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+        found = os.fstat(fd)
+        if found.st_uid not in (os.geteuid(), account.uid if account else os.geteuid()):
+            raise EnvironmentFault(f"{path} belongs to uid {found.st_uid}, not to us: choose another folder")
+        if stat.S_IMODE(found.st_mode) != mode:
             os.fchmod(fd, mode)
+        if account is not None and found.st_uid != account.uid:
+            os.fchown(fd, account.uid, account.gid)
     finally:
         os.close(fd)
     return path
@@ -68,12 +73,11 @@ def _open_folder(path: Path) -> int:
 
 
 def socket_folder(folder: Path, longest_name: str) -> Path:
-    """`folder`, or a short private one if a unix socket `folder/longest_name` would have too long a path."""
+    """`folder`, or a short name for a `private_folder` if a socket `folder/longest_name` would have too long a path."""
     if len(os.fsencode(folder / longest_name)) <= _SOCKET_PATH_MAX:
         return folder
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    return private_folder(Path(tempfile.gettempdir()) / f"kinemill-{os.geteuid()}-{digest}", mode=mode)
+    return Path(tempfile.gettempdir()) / f"kinemill-{os.geteuid()}-{digest}"
 
 
 class OwnedFolder:
