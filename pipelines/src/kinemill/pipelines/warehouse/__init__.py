@@ -1,0 +1,1 @@
+"""The warehouse: Iceberg tables derived from the catalog, never written by hand."""
