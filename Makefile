@@ -45,6 +45,8 @@ lock: setup ## write requirements/*.txt anew from the dependency lists (LOCK_ARG
 # ---- checks
 
 LINTS := lint-ruff lint-format lint-types lint-floors lint-yaml lint-ansible
+# Silent if clean; if not, what the tool said.
+check = @said=$$($(1) 2>&1) || { printf '%s: red\n%s\n' $@ "$$said"; exit 1; }; echo "$@: clean"
 
 .PHONY: lint
 lint: setup ## every static check, two at a time; all of them report
@@ -53,17 +55,17 @@ lint: setup ## every static check, two at a time; all of them report
 
 .PHONY: $(LINTS)
 lint-ruff:
-	$(PY) -m ruff check --quiet .
+	$(call check,$(PY) -m ruff check .)
 lint-format:
-	$(PY) -m ruff format --quiet --check .
+	$(call check,$(PY) -m ruff format --check .)
 lint-types:
-	$(PY) -m mypy $(addsuffix /src,core control agents pipelines loaders training) tools benchmarks
+	$(call check,$(PY) -m mypy $(addsuffix /src,core control agents pipelines loaders training) tools benchmarks)
 lint-floors:
-	.venv/bin/lint-imports --no-cache
+	$(call check,.venv/bin/lint-imports --no-cache)
 lint-yaml:
-	.venv/bin/yamllint --strict .
+	$(call check,.venv/bin/yamllint --strict .)
 lint-ansible:
-	.venv/bin/ansible-lint --offline -q
+	$(call check,.venv/bin/ansible-lint --offline -q)
 
 .PHONY: test
 test: lint ## lint, then the layers unit, contract, integration, cluster, gpu in one run
