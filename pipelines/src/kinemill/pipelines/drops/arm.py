@@ -75,7 +75,7 @@ def _random_goal(rng: np.random.Generator) -> F64:
 def simulate(rng: np.random.Generator, seconds: float) -> Motion:
     """One episode of `seconds`; the same generator state gives the same motion."""
     n = round(seconds / STEP_S) + 1
-    t_s = np.arange(n) * STEP_S
+    t_s: F64 = np.arange(n, dtype=np.float64) * STEP_S
     goal = np.empty((n, 2))
     hue = np.empty(n, dtype=np.int64)
     here = 0
