@@ -1,0 +1,1 @@
+"""Commands of `kinemill train`, one module each; the module's name is the command's."""
