@@ -1,4 +1,4 @@
-"""`kinemill-node`: the direct entry for Slurm hooks and timers.
+"""`kinemill-node`: the direct entry for Slurm hooks and timers, and `kinemill node` for people.
 
 Its start-up is part of the prolog's budget, so it imports nothing but click until a command runs.
 """
@@ -6,20 +6,32 @@ Its start-up is part of the prolog's budget, so it imports nothing but click unt
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from kinemill.cli import run
 
+if TYPE_CHECKING:
+    from kinemill.agents.node import Outcome
+    from kinemill.agents.settings import AgentsSettings
+
 __all__ = ["main", "node"]
+
+
+def _settings() -> AgentsSettings:
+    from kinemill.agents.settings import AgentsSettings
+    from kinemill.settings import load_settings
+
+    return load_settings(AgentsSettings, plane="agents").value
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kinemill-agents", prog_name="kinemill-node")
 def node() -> None:
-    """This node's health: what its hooks and timers run.
+    """This node's health: what its hooks and timers run, and what a person looks at.
 
-    Example: kinemill-node facts --json
+    Example: kinemill-node check
     """
 
 
@@ -34,9 +46,107 @@ def facts(as_json: bool) -> None:
     """
     from kinemill.agents.facts import node_facts, print_facts
 
-    sys.exit(print_facts(node_facts(), as_json=as_json))
+    sys.exit(print_facts(node_facts(_settings().probe_root), as_json=as_json))
+
+
+@node.command()
+@click.argument("names", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+def check(names: tuple[str, ...], as_json: bool) -> None:
+    """Run all checks, or only NAMES, and show each result. Changes nothing.
+
+    \b
+    Exit: 0 all well, 1 something failed or could not be measured, 2 no such check.
+    Example: kinemill-node check gpu.ecc --json
+    """
+    from kinemill.agents.node import run_node
+    from kinemill.agents.show import show_outcome
+    from kinemill.contracts.checks import CheckContext
+
+    _refuse_unknown(names)
+    outcome: Outcome = run_node(CheckContext.CLI, _settings(), names=names)
+    show_outcome(outcome, as_json=as_json)
+    sys.exit(int(outcome.verdict.refuse))
+
+
+@node.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def explain(name: str, as_json: bool) -> None:
+    """Show one check: what it looks at, its limits and their sources, and what it sees now.
+
+    \b
+    Exit: 0 shown, 2 no such check.
+    Example: kinemill-node explain gpu.ecc
+    """
+    from kinemill.agents.node import run_node
+    from kinemill.agents.show import show_explanation
+    from kinemill.contracts.checks import CheckContext
+
+    _refuse_unknown((name,))
+    show_explanation(run_node(CheckContext.CLI, _settings(), names=(name,)), name, as_json=as_json)
+
+
+@node.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a sentence.")
+def ack(as_json: bool) -> None:
+    """Say that the kernel messages so far have been dealt with; they count no more in this boot.
+
+    \b
+    Exit: 0 remembered.
+    Example: kinemill-node ack
+    """
+    import json
+    import time
+
+    from kinemill.agents.context import read_boot_id
+    from kinemill.agents.state import Memory
+
+    settings = _settings()
+    memory = Memory(settings.state_dir / "agents", read_boot_id(settings.probe_root), int(time.time()))
+    at = time.clock_gettime(time.CLOCK_MONOTONIC)
+    memory.acknowledge(at)
+    text = f"kernel messages of the first {at:.0f} s of this boot are acknowledged"
+    click.echo(json.dumps({"acknowledged_s": at}) if as_json else text)
+
+
+@node.command()
+@click.argument("context", type=click.Choice(["prolog", "epilog", "periodic", "boot", "injob"]))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+def hook(context: str, as_json: bool) -> None:
+    """Run as a hook or timer: check, write the verdict, and refuse with exit 100 on a measured fault.
+
+    \b
+    Exit: 0 let through, 100 refused. Any other code is a crash, which the shims let through.
+    Example: kinemill-node hook prolog
+    """
+    from kinemill.agents.hooks import REFUSE
+    from kinemill.agents.node import run_node
+    from kinemill.agents.show import show_findings
+    from kinemill.contracts.checks import CheckContext
+
+    outcome = run_node(CheckContext(context), _settings())
+    show_findings(outcome, as_json=as_json)
+    sys.exit(REFUSE if outcome.verdict.refuse else 0)
+
+
+def _refuse_unknown(names: tuple[str, ...]) -> None:
+    from kinemill.agents.checks import all_checks
+    from kinemill.records import nearest
+
+    known = all_checks()
+    for name in names:
+        if name not in known:
+            close = nearest(name, known)
+            raise click.UsageError(
+                f"no check '{name}'; " + (f"did you mean '{close}'?" if close else f"known: {', '.join(known)}")
+            )
 
 
 def main() -> None:
     """Entry of the `kinemill-node` script."""
     sys.exit(run(node, "kinemill-node"))
+
+
+if __name__ == "__main__":
+    main()

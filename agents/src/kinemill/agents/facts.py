@@ -1,18 +1,91 @@
-"""What identifies this node and this boot. A fact that cannot be read is None, never a guess."""
+"""What the probes read, as checks see it; and what identifies this node and this boot.
+
+A fact that was not read is None, never a guess. A GPU value is a `Reading`: a value, or the name
+of the error that NVML gave instead.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
 from kinemill.contracts.exits import ExitCode
 
-__all__ = ["NodeFacts", "node_facts", "print_facts"]
+__all__ = ["Facts", "Gpu", "NodeFacts", "Reading", "node_facts", "print_facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One NVML value, or why there is none."""
+
+    value: Any = None
+    error: str | None = None
+
+    @property
+    def not_supported(self) -> bool:
+        """True where the GPU has no such thing, which is no fault."""
+        return self.error in ("NotSupported", "NoSuchDevice")
+
+    @classmethod
+    def of(cls, raw: Any) -> Reading:
+        """From a probe's `{"v": ...}` or `{"e": ...}`; anything else is an error of its own."""
+        if isinstance(raw, Mapping) and "v" in raw:
+            return cls(raw["v"])
+        if isinstance(raw, Mapping) and isinstance(raw.get("e"), str):
+            return cls(None, raw["e"])
+        return cls(None, "NotRead")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU's readings by name."""
+
+    index: int
+    readings: dict[str, Reading]
+
+    def get(self, name: str) -> Reading:
+        """The reading, or an error `NotRead`."""
+        return self.readings.get(name, Reading(None, "NotRead"))
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything the probes emitted, and how each probe ended."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    ended: dict[str, str] = field(default_factory=dict)
+    """Probe -> `ok`, `timeout`, `died(...)`, `unreaped`, or `not run`."""
+    age_s: dict[str, float] = field(default_factory=dict)
+    """Probe -> age of its facts in seconds; 0 where freshly read."""
+    spent_s: dict[str, float] = field(default_factory=dict)
+
+    def get(self, key: str) -> Any:
+        """The fact, or None where it was not read."""
+        return self.values.get(key)
+
+    def how(self, probe: str) -> str:
+        """How the probe ended, for a detail text."""
+        return self.ended.get(probe, "not run")
+
+    def reading(self, key: str) -> Reading:
+        """An NVML fact that is not a GPU's own."""
+        return Reading.of(self.values.get(key))
+
+    def gpus(self) -> list[Gpu]:
+        """All GPUs that were reached, in index order."""
+        found: list[Gpu] = []
+        for key, raw in self.values.items():
+            if key.startswith("gpu.") and isinstance(raw, Mapping):
+                readings = {k: Reading.of(v) for k, v in raw.items() if k != "index"}
+                found.append(Gpu(int(key.removeprefix("gpu.")), readings))
+        return sorted(found, key=lambda g: g.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +109,7 @@ def _read(path: Path) -> str | None:
 
 
 def node_facts(root: Path = Path("/")) -> NodeFacts:
-    """Read the facts below `root` (another root is a test bed's stand-in)."""
+    """Read the identity below `root` (another root is a test bed's stand-in)."""
     memory = None
     for line in (_read(root / "proc/meminfo") or "").splitlines():
         words = line.split()
