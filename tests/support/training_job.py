@@ -93,7 +93,7 @@ def state_at(step: int) -> dict[str, Any]:
             "state": {"w": {"momentum": torch.full((4, 3), step / 8, dtype=torch.bfloat16)}},
             "param_groups": [{"lr": 0.1 * step, "params": ["w"]}, {"lr": 1.0, "params": ["b"]}],
         },
-        "data": {"epoch": 1, "sample": step * 32},
+        "data": {"epoch": 1, "sample": step * 32, "empty": {}, "none": [], "nothing": None},
     }
 
 

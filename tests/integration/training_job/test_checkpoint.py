@@ -29,7 +29,7 @@ def test_what_was_saved_comes_back_on_every_rank(ranks: Ranks, tmp_path: Path) -
         assert state["model"] == {"w": [[20.0] * 3] * 4, "b": [20, 21, 22]}
         assert state["optimizer"]["state"]["w"]["momentum"] == ["torch.bfloat16", [[2.5] * 3] * 4]
         assert state["optimizer"]["param_groups"] == [{"lr": 2.0, "params": ["w"]}, {"lr": 1.0, "params": ["b"]}]
-        assert state["data"] == {"epoch": 1, "sample": 640}
+        assert state["data"] == {"epoch": 1, "sample": 640, "empty": {}, "none": [], "nothing": None}
 
 
 def test_a_save_is_published_without_waiting_for_the_next_one(ranks: Ranks, tmp_path: Path) -> None:

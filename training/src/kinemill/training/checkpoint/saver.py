@@ -14,16 +14,17 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import StorageWriter
 
-from kinemill.errors import CorruptError, EnvironmentFault
+from kinemill.errors import CorruptError, EnvironmentFault, UsageError
 from kinemill.training.checkpoint.folder import RunFolder, Saved
 
 __all__ = ["Checkpointer", "Restored"]
@@ -98,14 +99,16 @@ class Checkpointer:
 
         Args:
             step: Steps done.
-            state: Nested dict of tensors and plain values, the same keys on all ranks.
+            state: Nested dict of tensors and plain values, the same keys on all ranks, all keys text.
 
         Returns:
             False where this save was left out: the previous one is still being written, or a rank could not begin.
 
         Raises:
+            UsageError: A key is not text.
             EnvironmentFault: Saving failed `give_up_after` times in a row.
         """
+        whole = _checked(state, "state")
         if self._flight is not None:
             log.warning("step %d is not saved: step %d is still being written", step, self._flight.step)
             return False
@@ -119,7 +122,7 @@ class Checkpointer:
         if not self._vote(ready=writer is not None).ready:
             self._failed(name)
             return False
-        started = async_save(dict(state), storage_writer=writer, process_group=self._save_group, no_dist=self._alone)
+        started = async_save(whole, storage_writer=writer, process_group=self._save_group, no_dist=self._alone)
         if not isinstance(started, Future):
             raise TypeError(f"async_save gave {type(started).__name__}, expected a Future")
         self._flight = _Flight(step, name, started)
@@ -235,6 +238,9 @@ class Checkpointer:
             raise self._gave_up()
 
     def _said(self) -> str:
+        if isinstance(self._reason, CheckpointException):  # its own text is a traceback for every rank
+            rank, (cause, _) = min(self._reason.failures.items(), key=lambda item: item[0])
+            return f"rank {rank}: {type(cause).__name__}: {cause}"
         return f"{type(self._reason).__name__}: {self._reason}" if self._reason else "another rank could not write"
 
     def _gave_up(self) -> EnvironmentFault:
@@ -267,6 +273,8 @@ class Checkpointer:
         dcp_load(flat, storage_reader=reader, process_group=self._save_group, no_dist=self._alone)
         state: dict[str, Any] = {}
         for key, value in flat.items():
+            if isinstance(value, str) and value in _EMPTY.values():
+                value = {} if value == _EMPTY["dict"] else []  # noqa: PLW2901 - the marker is not the value
             _place(state, metadata.planner_data.get(key, (key,)), value)
         self.published_step = chosen.step
         return Restored(chosen, state, tuple(skipped))
@@ -290,6 +298,26 @@ class Checkpointer:
             dist.broadcast_object_list(answer, src=0, group=self._vote_group)
         chosen, skipped = answer[0]
         return chosen, skipped
+
+
+_EMPTY: Final = {"dict": "kinemill: an empty dict", "list": "kinemill: an empty list"}
+"""Flat names on disk cannot say that there is nothing under a name, so these words stand for it."""
+
+
+def _checked(value: Any, where: str) -> Any:
+    """`value` with its empty containers marked.
+
+    Raises:
+        UsageError: A dict with keys that are not text: flat names do not tell it from a list.
+    """
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise UsageError(f"checkpoint {where}: key {key!r} is not text; name it, such as by parameter name")
+        return {k: _checked(v, f"{where}.{k}") for k, v in value.items()} or _EMPTY["dict"]
+    if isinstance(value, list | tuple):
+        return [_checked(v, f"{where}[{i}]") for i, v in enumerate(value)] or _EMPTY["list"]
+    return value
 
 
 def _place(tree: Any, path: tuple[Any, ...], value: Any) -> None:
