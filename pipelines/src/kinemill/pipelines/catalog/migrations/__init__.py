@@ -1,0 +1,1 @@
+"""Alembic environment of the catalog; `kinemill catalog upgrade` runs it."""
