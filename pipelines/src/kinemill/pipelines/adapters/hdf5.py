@@ -248,7 +248,8 @@ def _times(data: dict[str, Any], vendor: VendorSpec, rows: int) -> NDArray[Any]:
             t_ns: NDArray[Any] = np.rint(column.astype(np.float64) * 1e9).astype(np.int64)
             return t_ns
     elif vendor.fps is not None:
-        return np.rint(np.arange(rows) * (1e9 / vendor.fps)).astype(np.int64)
+        counted: NDArray[Any] = np.rint(np.arange(rows) * (1e9 / vendor.fps)).astype(np.int64)
+        return counted
     return np.zeros(0, dtype=np.int64)
 
 

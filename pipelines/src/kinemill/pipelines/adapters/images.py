@@ -28,8 +28,10 @@ _RAW = {
 
 
 def even(image: NDArray[Any]) -> NDArray[Any]:
-    """`image` without its last row or column where their number is odd: 4:2:0 video needs pairs."""
-    return image[: image.shape[0] // 2 * 2, : image.shape[1] // 2 * 2]
+    """`image` in one piece, without its last row or column where their number is odd: 4:2:0 video needs pairs."""
+    import numpy as np
+
+    return np.ascontiguousarray(image[: image.shape[0] // 2 * 2, : image.shape[1] // 2 * 2])
 
 
 def decode_file(data: bytes, where: str, *, swap: bool = False) -> NDArray[Any]:
