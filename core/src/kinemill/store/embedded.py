@@ -38,6 +38,7 @@ _PORTS = (
     "s3.port.grpc",
     "admin.port",
     "admin.port.grpc",
+    "metricsPort",
 )
 _GRPC_SOCKETS = ("master", "volume", "filer", "s3", "admin")
 
@@ -97,6 +98,13 @@ class S3Server:
         if self._ports is None:
             raise UnavailableError("the S3 server is not started: use it in a with statement")
         return f"http://{self._host}:{self._ports['s3.port']}"
+
+    @property
+    def metrics_url(self) -> str:
+        """The server's own Prometheus counters, `SeaweedFS_s3_request_total` among them."""
+        if self._ports is None:
+            raise UnavailableError("the S3 server is not started: use it in a with statement")
+        return f"http://{self._host}:{self._ports['metricsPort']}/metrics"
 
     @property
     def address(self) -> S3Address:
