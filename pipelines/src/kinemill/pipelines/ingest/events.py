@@ -11,7 +11,7 @@ __all__ = ["Event"]
 class Event:
     """One thing that happened.
 
-    `kind` is one of: plan, skip (done before), start, step (a step of a recording began), progress (pictures
+    `kind` is one of: plan, skip (done before), wait (for another run), start, step (a step began), progress (pictures
     written), episode (published), quarantine, done (a recording is through), failed (a fault of ours; will be tried
     again), end.
     """

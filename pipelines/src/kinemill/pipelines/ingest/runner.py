@@ -112,6 +112,8 @@ def run_plan(
     clock: Clock | None = None,
 ) -> IngestReport:
     """Run a plan; arguments as for `ingest_drop`."""
+    from kinemill.pipelines.steps import steps
+
     started = time.monotonic()
     told = threading.Lock()
 
@@ -131,16 +133,17 @@ def run_plan(
             runner = _Runner(
                 plan, store, ledger, scratch, limits or SandboxLimits(), tell, clock or SystemClock(), outcome
             )
+            non_critical = [s.spec.name for s in steps() if not s.spec.critical]
             try:
                 runner.run(workers or os.cpu_count() or 1)
             except BaseException:
                 with suppress(KinemillError):
-                    ledger.run_ended(plan.batch, RunStatus.FAILED)
+                    ledger.run_ended(plan.batch, non_critical)
                 raise
-            ledger.run_ended(plan.batch, outcome.status())
+            outcome.status = ledger.run_ended(plan.batch, non_critical)
     report = IngestReport(
         batch=plan.batch,
-        status=outcome.status(),
+        status=RunStatus.FAILED if outcome.failed else outcome.status,
         recordings=len(plan.items),
         done_before=len(plan.items) - len(plan.to_do),
         published=outcome.counts.get("publish.published", 0),
@@ -160,7 +163,7 @@ class _Outcome:
     counts: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    degraded: bool = False
+    status: RunStatus = RunStatus.SUCCESS
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, result: StepResult) -> None:
@@ -169,9 +172,6 @@ class _Outcome:
                 key = f"{result.step}.{name}"
                 self.counts[key] = self.counts.get(key, 0) + value
             self.warnings += result.messages if result.status is StepStatus.WARN else ()
-
-    def status(self) -> RunStatus:
-        return RunStatus.FAILED if self.failed else RunStatus.DEGRADED if self.degraded else RunStatus.SUCCESS
 
 
 @dataclass(slots=True)
@@ -208,24 +208,17 @@ class _Runner:
 
     def _recording(self, item: PlanItem) -> None:
         """All steps of one recording. Bad data end in quarantine; a fault of ours is told, and tried again later."""
-        from kinemill.pipelines.steps.publish import SPEC as PUBLISH
-
         key = item.source.key
         if self.stopping.is_set():
             return
-        try:
-            token = self.ledger.claim(self.plan.batch, PUBLISH.name, PUBLISH.version, item.input_digest)
-        except StateError:
-            self.tell(Event("skip", key, "finished by another run meanwhile"))
-            return
-        except ConflictError as exc:
-            self._failed(key, f"{key}: {exc}")
+        token = self._claim(item)
+        if token is None:
             return
         self.tell(Event("start", key, "", {"bytes": item.size_bytes}))
         workdir = self.scratch / hashlib.sha256(key.encode()).hexdigest()[:16]
         try:
             workdir.mkdir(mode=0o700)
-            with Sandbox(self.limits) as box:
+            with Sandbox(self.limits) as box, self._renewed(token):
                 self.boxes.add(box)
                 try:
                     last = self._steps(item, workdir, box)
@@ -234,14 +227,14 @@ class _Runner:
             self.ledger.finish(token, last)
             self.tell(Event("done", key, last.status.value))
         except KinemillError as exc:
-            self._release(token)
+            self._release(token, str(exc))
             if self.stopping.is_set():
                 return
             self._failed(key, f"{key}: {exc}" if key not in str(exc) else str(exc))
             if isinstance(exc, EnvironmentFault):
                 raise  # no room or no rights: every other recording would fail in the same way
-        except BaseException:
-            self._release(token)
+        except BaseException as exc:
+            self._release(token, f"{type(exc).__name__}: {exc}")
             if self.stopping.is_set():
                 return
             raise
@@ -276,15 +269,18 @@ class _Runner:
             begun = time.monotonic()
             try:
                 result = each.run(ctx)
-            except KinemillError:
+            except KinemillError as exc:
                 if each.spec.critical:
                     raise
                 _log.warning("%s: step %s failed; the run is degraded", item.source.key, each.spec.name, exc_info=True)
-                self.outcome.degraded = True
+                self.ledger.record(ctx.result(each.spec, StepStatus.FAILED, messages=(str(exc)[:2000],)))
                 continue
             result = replace(result, seconds=round(time.monotonic() - begun, 3))
             self.outcome.add(result)
-            if result.status is StepStatus.FAILED and each.spec.critical:
+            if each.spec.name == PUBLISH.name:
+                continue
+            self.ledger.record(result)
+            if result.counts.get("left") == 0:
                 text = (*result.messages, f"nothing of it was left after {each.spec.name}")
                 return ctx.result(PUBLISH, StepStatus.SKIPPED, messages=text)
         if result is None or result.step != PUBLISH.name:
@@ -296,9 +292,54 @@ class _Runner:
             self.outcome.failed.append(text)
         self.tell(Event("failed", key, text))
 
-    def _release(self, token: str) -> None:
+    def _release(self, token: str, why: str) -> None:
         with suppress(KinemillError):
-            self.ledger.release(token)
+            self.ledger.release(token, why)
+
+    def _claim(self, item: PlanItem) -> str | None:
+        """The right to work on a recording; None where it is done meanwhile or another run holds on to it.
+
+        A run that was killed leaves its claim until the lease ends: that is waited for.
+        """
+        from kinemill.pipelines.steps.publish import SPEC as PUBLISH
+
+        key = (self.plan.batch, PUBLISH.name, PUBLISH.version, item.input_digest)
+        deadline = time.monotonic() + self.ledger.lease_s * 1.5
+        told = False
+        while not self.stopping.is_set():
+            token = self.ledger.claim(*key)
+            if token is not None:
+                return token
+            if self.ledger.finished(*key) is not None:
+                self.tell(Event("skip", item.source.key, "finished by another run meanwhile"))
+                return None
+            if time.monotonic() > deadline:
+                self._failed(item.source.key, f"{item.source.key}: another run works on it; run again when that ended")
+                return None
+            if not told:
+                told = True
+                text = f"claimed by another run; waiting at most {self.ledger.lease_s:g} s for it to renew or let go"
+                self.tell(Event("wait", item.source.key, text))
+            self.stopping.wait(0.5)
+        return None
+
+    @contextmanager
+    def _renewed(self, token: str) -> Iterator[None]:
+        """Renew a claim until the end of the block."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(self.ledger.lease_s / 4):
+                with suppress(KinemillError):  # a claim that was lost is noticed when the result is written
+                    self.ledger.renew(token)
+
+        thread = threading.Thread(target=beat, name="ingest-renew", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class JudgedAll:
 
 @step(SPEC)
 def STEP(ctx: StepContext) -> StepResult:  # noqa: N802 - the registry's name for it
-    """Judge the measures; FAILED where no episode is left."""
+    """Judge the measures; its count `left` says how many episodes passed."""
     inspected = ctx.load(Inspected, "facts.json")
     facts = {e.index: e for e in inspected.facts.episodes}
     good: list[Judged] = []
@@ -52,6 +52,6 @@ def STEP(ctx: StepContext) -> StepResult:  # noqa: N802 - the registry's name fo
             good.append(Judged(converted, tuple(findings)))
     digest = ctx.save("judged.json", JudgedAll(tuple(good)))
     warned = tuple(f.message for j in good for f in j.findings if f.level is Level.WARN)
-    status = StepStatus.FAILED if not good else StepStatus.WARN if warned else StepStatus.OK
-    counts = {"passed": len(good), "refused": refused}
+    status = StepStatus.WARN if warned or refused else StepStatus.OK
+    counts = {"left": len(good), "refused": refused}
     return ctx.result(SPEC, status, output_digest=digest, messages=warned, counts=counts)

@@ -35,7 +35,7 @@ SPEC = StepSpec("pre_gate", version=1, gate=GateRole.PRE, mem_bytes=2 << 30, tim
 
 @step(SPEC)
 def STEP(ctx: StepContext) -> StepResult:  # noqa: N802 - the registry's name for it
-    """Inspect the recording; FAILED where none of its episodes goes on."""
+    """Inspect the recording; its count `left` says how many episodes go on."""
     need = int(ctx.input_bytes * ROOM_PER_INPUT_BYTE) + ROOM_ALWAYS
     free = shutil.disk_usage(ctx.workdir).free
     if free < need:
@@ -49,7 +49,8 @@ def STEP(ctx: StepContext) -> StepResult:  # noqa: N802 - the registry's name fo
     if fatal or not facts.episodes:
         put_aside(ctx, "pre_gate", "", fatal or [Finding("empty", Level.FAIL, f"{ctx.source.key}: no episode inside")])
         ctx.save("facts.json", Inspected(facts, (), ()))
-        return ctx.result(SPEC, StepStatus.FAILED, messages=tuple(f.message for f in fatal), counts={"episodes": 0})
+        told = tuple(f.message for f in fatal)
+        return ctx.result(SPEC, StepStatus.WARN, messages=told, counts={"episodes": len(facts.episodes), "left": 0})
     passed: list[int] = []
     kept = list(whole)
     for episode in facts.episodes:
@@ -61,6 +62,6 @@ def STEP(ctx: StepContext) -> StepResult:  # noqa: N802 - the registry's name fo
             kept += each[episode.index]
     digest = ctx.save("facts.json", Inspected(facts, tuple(passed), tuple(kept)))
     warned = [f.message for f in kept if f.level is Level.WARN]
-    status = StepStatus.FAILED if not passed else StepStatus.WARN if warned else StepStatus.OK
-    counts = {"episodes": len(facts.episodes), "passed": len(passed)}
+    status = StepStatus.WARN if warned or len(passed) < len(facts.episodes) else StepStatus.OK
+    counts = {"episodes": len(facts.episodes), "left": len(passed)}
     return ctx.result(SPEC, status, output_digest=digest, messages=tuple(warned), counts=counts)
