@@ -47,6 +47,8 @@ class TopicReceipt:
     names: tuple[str, ...] = ()
     """Joint or column names of a state topic, in storage order."""
     units: str | None = None
+    fields: tuple[str, ...] = ()
+    """Arrays of a JointState that hold values; a row is `names` for the first, then for the next, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,18 @@ class ChunkTable:
     messages: tuple[int, ...]
     crc32: tuple[int, ...]
     """CRC-32 of the uncompressed records, as in the Chunk record."""
+    runs: tuple[tuple[int, ...], ...] = ()
+    """Per topic of the group, its messages in each chunk as run-length pairs: messages, chunks, messages, chunks, ...
+    From it follow the sequence numbers that a chunk must hold. Empty where nobody counted."""
 
     def __post_init__(self) -> None:
         sizes = {len(self.offset), len(self.length), len(self.t_first_ns), len(self.t_last_ns)}
         sizes |= {len(self.messages), len(self.crc32)}
         if len(sizes) != 1:
             raise ValueError("chunk table columns differ in length")
+        for run in self.runs:
+            if len(run) % 2 or sum(run[1::2]) != len(self.offset):
+                raise ValueError("a topic's runs do not cover the chunk table")
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -112,6 +120,8 @@ class GroupReceipt:
     """None where a chunk is one GOP, and for groups without video."""
     late_messages: int = 0
     """Messages that came later than the reorder window and lie in a later chunk."""
+    skew_ns: int = 0
+    """How much later than its chunk a topic may start: a query so near a chunk's start may need the one before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,205 @@
+"""`sensor_msgs/msg/JointState` in CDR: rows to records and back, thousands at a time.
+
+Every message of a topic has the same length, because names and frame_id are constant. So a batch
+of messages is a matrix of bytes: written by filling columns of a template, read by slicing them.
+The template is compared byte by byte with every message before its values are believed; a
+message that differs goes through `decode_one`, which parses it field by field.
+
+CDR here is XCDR1 little endian: alignment counts from after the 4-byte encapsulation header.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kinemill.errors import CorruptError, UnsupportedError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["JointTemplate", "decode_one", "encode_string", "joint_template"]
+
+_HEAD = b"\0\1\0\0"
+_FIELDS = ("position", "velocity", "effort")
+_MAX_ITEMS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class JointTemplate:
+    """One message's bytes, and where its values lie.
+
+    Attributes:
+        data: The message with zero stamp and values.
+        stamp: Offset of `sec` (i32) and `nanosec` (u32).
+        blocks: (offset, count) of each float64 array that holds values, in storage order.
+        fixed: Mask of the bytes that are the same in every message.
+    """
+
+    data: NDArray[np.uint8]
+    stamp: int
+    blocks: tuple[tuple[int, int], ...]
+    fixed: NDArray[np.bool_]
+
+    @property
+    def columns(self) -> int:
+        """Values in a row."""
+        return sum(count for _, count in self.blocks)
+
+    def encode(self, t_ns: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """Messages as rows of bytes.
+
+        Args:
+            t_ns: Stamps, int64 [n].
+            values: float64 [n, columns].
+
+        Returns:
+            uint8 [n, message length].
+        """
+        n = len(t_ns)
+        out = np.empty((n, len(self.data)), np.uint8)
+        out[:] = self.data
+        stamp = np.empty((n, 2), "<u4")
+        stamp[:, 0] = t_ns // 1_000_000_000
+        stamp[:, 1] = t_ns % 1_000_000_000
+        out[:, self.stamp : self.stamp + 8] = stamp.view(np.uint8)
+        column = 0
+        for offset, count in self.blocks:
+            block = np.ascontiguousarray(values[:, column : column + count], "<f8")
+            out[:, offset : offset + 8 * count] = block.view(np.uint8)
+            column += count
+        return out
+
+    def matches(self, rows: NDArray[np.uint8]) -> bool:
+        """Whether every constant byte of every row (uint8 [n, message length]) is the template's."""
+        return bool((rows[:, self.fixed] == self.data[self.fixed]).all())
+
+    def decode(self, rows: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """The values of rows that match: float64 [n, columns]."""
+        out = np.empty((len(rows), self.columns), np.float64)
+        column = 0
+        for offset, count in self.blocks:
+            block = np.ascontiguousarray(rows[:, offset : offset + 8 * count])
+            out[:, column : column + count] = block.view("<f8")
+            column += count
+        return out
+
+
+def joint_template(names: tuple[str, ...], fields: tuple[str, ...], frame_id: str = "") -> JointTemplate:
+    """The template of a topic.
+
+    Args:
+        names: Joint names.
+        fields: Which of position, velocity, effort hold values; the others are empty arrays.
+        frame_id: The header's.
+    """
+    body = bytearray(8)  # stamp
+
+    def align(n: int) -> None:
+        body.extend(bytes(-len(body) % n))
+
+    def text(value: str) -> None:
+        align(4)
+        raw = value.encode() + b"\0"
+        body.extend(struct.pack("<I", len(raw)) + raw)
+
+    text(frame_id)
+    align(4)
+    body += struct.pack("<I", len(names))
+    for name in names:
+        text(name)
+    blocks = []
+    for field in _FIELDS:
+        count = len(names) if field in fields else 0
+        align(4)
+        body += struct.pack("<I", count)
+        if count:
+            align(8)
+            blocks.append((4 + len(body), count))
+            body += bytes(8 * count)
+    data = np.frombuffer(_HEAD + bytes(body), np.uint8)
+    fixed = np.ones(len(data), np.bool_)
+    fixed[4:12] = False
+    for offset, count in blocks:
+        fixed[offset : offset + 8 * count] = False
+    return JointTemplate(data, 4, tuple(blocks), fixed)
+
+
+class _Cursor:
+    __slots__ = ("_big", "at", "data")
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = memoryview(data)
+        if len(self.data) < 4 or self.data[0] != 0 or self.data[1] not in (0, 1):
+            raise UnsupportedError(f"CDR encapsulation {bytes(self.data[:4]).hex(' ')}: only plain CDR (00 00, 00 01)")
+        self._big = self.data[1] == 0
+        self.at = 4
+
+    def number(self, code: str, size: int, align: int) -> Any:
+        self.at += -(self.at - 4) % align
+        if self.at + size > len(self.data):
+            raise CorruptError(f"CDR message of {len(self.data)} bytes ends inside a field at byte {self.at}")
+        value = struct.unpack_from((">" if self._big else "<") + code, self.data, self.at)[0]
+        self.at += size
+        return value
+
+    def count(self, item: int) -> int:
+        n: int = self.number("I", 4, 4)
+        if n > _MAX_ITEMS or n * item > len(self.data) - self.at:
+            raise CorruptError(f"CDR message declares {n} items where {len(self.data) - self.at} bytes are left")
+        return n
+
+    def text(self) -> str:
+        n = self.count(1)
+        raw = bytes(self.data[self.at : self.at + n])
+        self.at += n
+        try:
+            return raw.rstrip(b"\0").decode()
+        except UnicodeDecodeError as exc:
+            raise CorruptError(f"CDR string is not UTF-8: {raw[:20]!r}") from exc
+
+    def doubles(self) -> NDArray[np.float64]:
+        n = self.count(8)
+        if n == 0:
+            return np.empty(0)
+        self.at += -(self.at - 4) % 8
+        if self.at + 8 * n > len(self.data):
+            raise CorruptError(f"CDR message of {len(self.data)} bytes ends inside an array of {n} values")
+        values = np.frombuffer(self.data, ">f8" if self._big else "<f8", n, self.at).astype(np.float64)
+        self.at += 8 * n
+        return values
+
+
+def decode_one(
+    data: bytes | memoryview,
+) -> tuple[str, tuple[str, ...], tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]]:
+    """One JointState of any shape: (frame_id, names, (position, velocity, effort)).
+
+    Raises:
+        CorruptError: It ends too early, or declares more than it holds.
+        UnsupportedError: Another encapsulation.
+    """
+    cursor = _Cursor(data)
+    cursor.number("i", 4, 4)
+    cursor.number("I", 4, 4)
+    frame_id = cursor.text()
+    names = tuple(cursor.text() for _ in range(cursor.count(4)))
+    return frame_id, names, (cursor.doubles(), cursor.doubles(), cursor.doubles())
+
+
+def encode_string(text: str) -> bytes:
+    """A `std_msgs/msg/String`."""
+    raw = text.encode() + b"\0"
+    return _HEAD + struct.pack("<I", len(raw)) + raw
+
+
+def decode_string(data: bytes | memoryview) -> str:
+    """The text of a `std_msgs/msg/String`.
+
+    Raises:
+        CorruptError: Not one.
+    """
+    return _Cursor(data).text()

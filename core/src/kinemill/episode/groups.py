@@ -1,0 +1,518 @@
+"""How messages of a group become chunks: cut rules, reorder windows, late messages.
+
+Two kinds: `VideoGroup`, whose chunks are whole GOPs, and `SpanGroup`, whose chunks are spans of
+time. Both hand out `BuiltChunk`s in file order and hold no more than their reorder window plus
+one chunk.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kinemill.episode import proto, wire
+from kinemill.episode.cdr import JointTemplate, joint_template
+from kinemill.episode.chunks import BuiltChunk, Compressor, build_chunk, build_flat
+from kinemill.episode.encode import CameraEncoder, Ticks
+from kinemill.episode.topics import Profile, TopicSpec
+from kinemill.errors import LimitError, UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["SpanGroup", "VideoGroup"]
+
+_JOIN_NS = (40_000_000, 100_000_000)
+"""Passed-through IDRs this close are one tick: half a GOP, within these bounds (guess: one frame at 25 to 10 Hz)."""
+
+
+@dataclass(slots=True)
+class _Gop:
+    """A GOP of all cameras while it grows: packets as (time, camera, data, idr)."""
+
+    start_ns: int
+    packets: list[tuple[int, int, bytes, bool]] = field(default_factory=list)
+    cameras: set[int] = field(default_factory=set)
+    size: int = 0
+
+    def add(self, t_ns: int, camera: int, data: bytes, idr: bool) -> None:
+        self.packets.append((t_ns, camera, data, idr))
+        self.cameras.add(camera)
+        self.size += len(data)
+
+
+class _VideoChunks:
+    """Packs GOPs into chunks and frames into messages; shared by both ways that packets come."""
+
+    def __init__(self, specs: Sequence[TopicSpec], channels: Sequence[int], profile: Profile) -> None:
+        self._channels = channels
+        self._profile = profile
+        self._frame_id = [proto.text_field(2, s.frame_id.encode()) if s.frame_id else b"" for s in specs]
+        self._suffix = proto.video_suffix("h264")
+        self._sequence = [1] * len(specs)
+        self._waiting: list[_Gop] = []
+        self._size = 0
+
+    def add(self, gop: _Gop) -> Iterator[BuiltChunk]:
+        """Take a finished GOP; yield a chunk when one is full."""
+        limit = self._profile.max_chunk_bytes
+        if gop.size > limit:
+            raise LimitError(
+                f"a GOP of {gop.size >> 20} MiB from {gop.start_ns} ns; chunks hold at most {limit >> 20} MiB: "
+                "shorten the GOP, or give large cameras a group of their own"
+            )
+        if self._waiting and self._size + gop.size > limit:
+            yield self.cut()
+        self._waiting.append(gop)
+        self._size += gop.size
+        if self._size >= self._profile.chunk_bytes:
+            yield self.cut()
+
+    def rest(self) -> Iterator[BuiltChunk]:
+        """The last chunk, if any GOP waits."""
+        if self._waiting:
+            yield self.cut()
+
+    def cut(self) -> BuiltChunk:
+        gops = tuple((min(p[0] for p in gop.packets), len(gop.packets)) for gop in self._waiting)
+        packets = [p for gop in self._waiting for p in sorted(gop.packets, key=_time_and_camera)]
+        self._waiting.clear()
+        self._size = 0
+        return self.build(packets, gops)
+
+    def build(self, packets: Sequence[tuple[int, int, bytes, bool]], gops: tuple[tuple[int, int], ...]) -> BuiltChunk:
+        """Messages of one chunk, in the order given."""
+        pieces: list[bytes] = []
+        entries: list[list[int]] = [[] for _ in self._channels]
+        offset = 0
+        suffix = self._suffix
+        sequence = self._sequence
+        for t_ns, camera, data, _ in packets:
+            prefix = proto.video_prefix(t_ns, self._frame_id[camera], len(data))
+            size = len(prefix) + len(data) + len(suffix)
+            head = wire.MESSAGE_HEAD.pack(
+                wire.Op.MESSAGE, 22 + size, self._channels[camera], sequence[camera] & 0xFFFFFFFF, t_ns, t_ns
+            )
+            sequence[camera] += 1
+            pieces += (head + prefix, data, suffix)
+            entries[camera] += (t_ns, offset)
+            offset += 31 + size
+        times = [p[0] for p in packets]
+        return build_chunk(
+            pieces, entries, self._channels, t_first_ns=min(times), t_last_ns=max(times), compress=None, gops=gops
+        )
+
+
+def _time_and_camera(packet: tuple[int, int, bytes, bool]) -> tuple[int, int]:
+    return packet[0], packet[1]
+
+
+class VideoGroup:
+    """Cameras that are read together.
+
+    Frames are encoded here, or packets are passed through; one group does one of both, because
+    the IDRs of all its cameras have to fall on the same ticks.
+    """
+
+    def __init__(
+        self, name: str, specs: Sequence[TopicSpec], channels: Sequence[int], profile: Profile, *, live_ns: int | None
+    ) -> None:
+        self.name = name
+        self.specs = specs
+        self.channels = channels
+        self.counts: Counter[str] = Counter()
+        self.late = 0
+        self._profile = profile
+        self._live_ns = live_ns
+        self._chunks = _VideoChunks(specs, channels, profile)
+        self._newest = -1
+        self._encoders: list[CameraEncoder | None] = [None] * len(specs)
+        self._ticks: Ticks | None = None
+        self._gops: dict[int, _Gop] = {}
+        self._got: dict[int, Counter[int]] = {}
+        self._passed = False
+        # pass-through
+        self._heap: list[tuple[int, int, int, bytes, bool]] = []
+        self._arrival = itertools.count()
+        self._open: list[_Gop] = []
+        self._at: list[int] = [-1] * len(specs)  # serial number of each camera's current GOP
+        self._serial = 0  # of self._open[0]
+        self._last: list[int] = [-1] * len(specs)
+        self._last_idr: list[int] = [-1] * len(specs)
+        self._join_ns = _JOIN_NS[0]
+        self._heap_bytes = 0
+        self._live: list[tuple[int, int, bytes, bool]] = []
+
+    # -- frames that are encoded here
+
+    def frame(self, camera: int, t_ns: int, image: Any) -> None:
+        """Queue an image for its encoder."""
+        if self._passed:
+            raise UsageError(
+                f"group {self.name}: .frame after .packet; cameras of one group are all encoded here or all passed "
+                "through: give the others a `group` of their own"
+            )
+        encoder = self._encoders[camera]
+        if encoder is None:
+            encoder = self._encoders[camera] = self._open_encoder(camera)
+        self._newest = max(self._newest, t_ns)
+        encoder.submit(t_ns, image)
+
+    def _open_encoder(self, camera: int) -> CameraEncoder:
+        if self._ticks is None:
+            rates = [s.rate_hz for s in self.specs if s.rate_hz]
+            if not rates:
+                raise UsageError(
+                    f"topic {self.specs[camera].topic}: rate_hz is needed to place the IDR ticks; give the camera's "
+                    "nominal rate"
+                )
+            self._ticks = Ticks(max(rates), self._profile.gop_frames)
+        return CameraEncoder(self.specs[camera], self._profile, self._ticks)
+
+    def _collect(self, camera: int, encoder: CameraEncoder, *, last: bool = False) -> None:
+        for frame in encoder.finish() if last else encoder.take():
+            gop = self._gops.get(frame.gop)
+            if gop is None:
+                gop = self._gops[frame.gop] = _Gop(frame.t_ns)
+                self._got[frame.gop] = Counter()
+            gop.add(frame.t_ns, camera, frame.data, frame.idr)
+            self._got[frame.gop][camera] += 1
+
+    def _encoded(self, *, final: bool) -> Iterator[_Gop]:
+        ticks = self._ticks
+        if ticks is None:
+            return
+        encoders = [(i, e) for i, e in enumerate(self._encoders) if e is not None]
+        for camera, encoder in encoders:
+            self._collect(camera, encoder, last=final)
+        horizon = self._newest - self._profile.reorder_ns
+        for number in sorted(self._gops):
+            if not final:
+                if ticks.start_ns(number + 1) > horizon:
+                    return
+                for _, encoder in encoders:
+                    encoder.drain_held(ticks.start_ns(number + 1) - 1)
+                if any(self._got[number][camera] < encoder.given(number) for camera, encoder in encoders):
+                    return
+            for _, encoder in encoders:
+                encoder.forget(number)
+            del self._got[number]
+            yield self._gops.pop(number)
+
+    # -- packets that are passed through
+
+    def packet(self, camera: int, t_ns: int, data: bytes, *, idr: bool) -> None:
+        """Queue a checked access unit.
+
+        Raises:
+            UnsupportedError: The camera's first packet is no IDR, or its packets go back in time.
+        """
+        if self._ticks is not None:
+            raise UsageError(f"group {self.name}: .packet after .frame; give passed-through cameras their own `group`")
+        topic = self.specs[camera].topic
+        if t_ns < self._last[camera]:
+            raise UnsupportedError(
+                f"topic {topic}: a packet of {t_ns} ns after one of {self._last[camera]} ns; packets come in decode "
+                "order, and without B-frames that is the order of time"
+            )
+        if not self._passed or self._last[camera] < 0:
+            if not idr:
+                raise UnsupportedError(f"topic {topic}: the first packet ({t_ns} ns) is no IDR; start at one")
+            self._passed = True
+        if t_ns == self._last[camera]:
+            self.counts["repeated_stamps"] += 1
+        self._last[camera] = t_ns
+        self._newest = max(self._newest, t_ns)
+        self._heap_bytes += len(data)
+        if self._heap_bytes > 4 * self._profile.max_chunk_bytes:
+            raise LimitError(
+                f"topic {topic}: {self._heap_bytes >> 20} MiB of packets within {self._profile.reorder_ns / 1e9:g} s "
+                f"up to {self._newest} ns; do the time stamps advance?"
+            )
+        heapq.heappush(self._heap, (t_ns, camera, next(self._arrival), data, idr))
+
+    def _released(self, *, final: bool) -> Iterator[tuple[int, int, bytes, bool]]:
+        horizon = self._newest - self._profile.reorder_ns
+        while self._heap and (final or self._heap[0][0] <= horizon):
+            t_ns, camera, _, data, idr = heapq.heappop(self._heap)
+            self._heap_bytes -= len(data)
+            yield t_ns, camera, data, idr
+
+    def _place(self, t_ns: int, camera: int, data: bytes, idr: bool) -> None:
+        """Put a packet into its GOP; an IDR joins the newest tick or opens one."""
+        if idr:
+            if self._last_idr[camera] >= 0:
+                self._join_ns = min(max((t_ns - self._last_idr[camera]) // 2, _JOIN_NS[0]), _JOIN_NS[1])
+            self._last_idr[camera] = t_ns
+            newest = self._open[-1] if self._open else None
+            if newest is None or camera in newest.cameras or t_ns - newest.start_ns > self._join_ns:
+                newest = _Gop(t_ns)
+                self._open.append(newest)
+            self._at[camera] = self._serial + len(self._open) - 1
+        position = max(0, self._at[camera] - self._serial)
+        if position == 0 and self._at[camera] < self._serial:
+            self.late += 1
+        self._open[position].add(t_ns, camera, data, idr)
+        # a camera without an IDR on a later tick ties that tick's GOPs together
+        while position + 1 < len(self._open) and t_ns - self._open[position + 1].start_ns > self._join_ns:
+            follower = self._open.pop(position + 1)
+            here = self._open[position]
+            here.packets += follower.packets
+            here.cameras |= follower.cameras
+            here.size += follower.size
+            self.counts["unaligned_idr"] += 1
+            merged = self._serial + position
+            self._at = [at - 1 if at > merged else at for at in self._at]
+            if here.size > self._profile.max_chunk_bytes:
+                raise UnsupportedError(
+                    f"group {self.name}: the cameras' IDRs do not fall on common ticks (from {here.start_ns} ns on); "
+                    "give each camera a `group` of its own, or re-encode"
+                )
+
+    def _passed_through(self, *, final: bool) -> Iterator[_Gop]:
+        for packet in self._released(final=final):
+            self._place(*packet)
+            if self._open[-1].size > self._profile.max_chunk_bytes:
+                raise LimitError(
+                    f"group {self.name}: a GOP of more than {self._profile.max_chunk_bytes >> 20} MiB from "
+                    f"{self._open[-1].start_ns} ns; re-encode with a shorter GOP"
+                )
+            while len(self._open) > 1 and packet[0] - self._open[1].start_ns > 2 * _JOIN_NS[1]:
+                self._serial += 1
+                yield self._open.pop(0)
+        if final:
+            yield from self._open
+            self._open.clear()
+
+    # -- chunks
+
+    def size_of(self, topic: str) -> tuple[int, int] | None:
+        """(width, height) of what was encoded; None where nothing was."""
+        for spec, encoder in zip(self.specs, self._encoders, strict=True):
+            if spec.topic == topic and encoder is not None:
+                return encoder.size
+        return None
+
+    def chunks(self, *, final: bool = False) -> Iterator[BuiltChunk]:
+        """What can be written now; with `final`, all that is left."""
+        if self._live_ns is not None:
+            yield from self._live_chunks(final=final)
+            return
+        for gop in self._encoded(final=final):
+            yield from self._chunks.add(gop)
+        for gop in self._passed_through(final=final):
+            yield from self._chunks.add(gop)
+        if final:
+            yield from self._chunks.rest()
+            self.late += sum(e.late for e in self._encoders if e is not None)
+
+    def _live_chunks(self, *, final: bool) -> Iterator[BuiltChunk]:
+        """Cut on time alone, wherever in a GOP: what a power cut may take is at most this much."""
+        for camera, encoder in enumerate(self._encoders):
+            if encoder is None:
+                continue
+            for frame in encoder.finish() if final else encoder.take():
+                heapq.heappush(self._heap, (frame.t_ns, camera, next(self._arrival), frame.data, frame.idr))
+        for packet in self._released(final=final):
+            if self._live and packet[0] - self._live[0][0] >= (self._live_ns or 0):
+                yield self._cut_live()
+            self._live.append(packet)
+        if final:
+            self.late += sum(e.late for e in self._encoders if e is not None)
+            if self._live:
+                yield self._cut_live()
+
+    def _cut_live(self) -> BuiltChunk:
+        packets, self._live = sorted(self._live, key=_time_and_camera), []
+        starts = [i for i, p in enumerate(packets) if p[3]]
+        gops = ((packets[starts[0]][0], len(packets) - starts[0]),) if starts else ()
+        return self._chunks.build(packets, gops)
+
+    def abort(self) -> None:
+        """Stop all threads."""
+        for encoder in self._encoders:
+            if encoder is not None:
+                encoder.abort()
+
+
+# ---- spans of time
+
+
+@dataclass(slots=True)
+class _Column:
+    """Pending messages of one topic: payloads, or rows that are encoded when the chunk is cut."""
+
+    template: JointTemplate | None
+    times: list[Any] = field(default_factory=list)
+    """int, or int64 arrays for blocks of rows."""
+    payloads: list[Any] = field(default_factory=list)
+    """bytes, or float64 arrays [n, columns]."""
+    count: int = 0
+
+
+class SpanGroup:
+    """State, depth, lidar, audio, events: chunks that cover a span of time, sorted inside."""
+
+    def __init__(self, name: str, specs: Sequence[TopicSpec], channels: Sequence[int], profile: Profile) -> None:
+        self.name = name
+        self.specs = specs
+        self.channels = channels
+        self.counts: Counter[str] = Counter()
+        self.late = 0
+        self._profile = profile
+        self._compress = Compressor(profile.zstd_level)
+        self._columns = [
+            _Column(joint_template(s.names, s.fields, s.frame_id) if s.names and s.schema is None else None)
+            for s in specs
+        ]
+        self._sequence = [1] * len(specs)
+        self._newest = -1
+        self._cut_ns: int | None = None
+        """End of the chunk that is being filled; what lies before the start of it is late."""
+        self._pending_bytes = 0
+        self._last_cut = -1
+
+    def rows(self, topic: int, t_ns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Take rows: int64 [n], float64 [n, columns]."""
+        column = self._columns[topic]
+        if column.template is None:
+            raise UsageError(f"topic {self.specs[topic].topic}: rows need a topic with `names`")
+        if values.shape != (len(t_ns), column.template.columns):
+            raise UsageError(
+                f"topic {self.specs[topic].topic}: values of shape {values.shape} for {len(t_ns)} stamps and "
+                f"{column.template.columns} columns"
+            )
+        if not len(t_ns):
+            return
+        column.times.append(t_ns)
+        column.payloads.append(values)
+        self._note(int(t_ns.min()), int(t_ns.max()), len(t_ns) * len(column.template.data), t_ns)
+
+    def message(self, topic: int, t_ns: int, payload: bytes) -> None:
+        """Take one message as it is."""
+        if len(payload) > self._profile.max_chunk_bytes:
+            raise LimitError(
+                f"topic {self.specs[topic].topic}: a message of {len(payload) >> 20} MiB; chunks hold at most "
+                f"{self._profile.max_chunk_bytes >> 20} MiB"
+            )
+        column = self._columns[topic]
+        column.times.append(np.array([t_ns], np.int64))
+        column.payloads.append(payload)
+        self._note(t_ns, t_ns, len(payload), column.times[-1])
+
+    def _note(self, first: int, last: int, size: int, times: NDArray[np.int64]) -> None:
+        self._newest = max(self._newest, last)
+        self._pending_bytes += size
+        if self._cut_ns is None:
+            self._cut_ns = first + self._profile.span_ns
+        if first < self._last_cut:
+            self.late += int((times < self._last_cut).sum())
+
+    def chunks(self, *, final: bool = False) -> Iterator[BuiltChunk]:
+        """What can be written now; with `final`, all that is left."""
+        while self._cut_ns is not None:
+            done = self._newest - self._profile.reorder_ns >= self._cut_ns
+            full = self._pending_bytes >= self._profile.span_bytes + self._profile.max_chunk_bytes // 4
+            if not final and not done and not full:
+                return
+            until = self._cut_ns if done or (final and self._newest >= self._cut_ns) else None
+            if full and not done:
+                until = None
+            blocks = self._split(until)
+            if any(len(b[1]) for b in blocks):
+                yield from self._build(blocks)
+            if until is None:
+                self._cut_ns = None
+                self._last_cut = self._newest + 1 if final or full else self._last_cut
+                return
+            self._last_cut = until
+            self._cut_ns = self._next_cut(until)
+
+    def _next_cut(self, until: int) -> int | None:
+        first = min((int(t.min()) for c in self._columns for t in c.times), default=None)
+        if first is None:
+            return None
+        span = self._profile.span_ns
+        return until + span * ((max(first, until) - until) // span + 1)
+
+    def _split(self, until: int | None) -> list[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]:
+        """Messages before `until`, per topic, sorted; the rest stays."""
+        blocks = []
+        for column in self._columns:
+            times, payloads = column.times, column.payloads
+            column.times, column.payloads = [], []
+            if not times:
+                blocks.append((np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)))
+            elif column.template is not None and not isinstance(payloads[0], bytes):
+                t = np.concatenate(times)
+                rows = np.concatenate(payloads)
+                if until is not None and not (t < until).all():
+                    keep = t >= until
+                    column.times, column.payloads = [t[keep]], [rows[keep]]
+                    t, rows = t[~keep], rows[~keep]
+                order = np.argsort(t, kind="stable")
+                t = t[order]
+                matrix = column.template.encode(t, rows[order])
+                blocks.append((matrix.reshape(-1), np.full(len(t), len(column.template.data), np.int64), t))
+            else:
+                blocks.append(_take_messages(column, times, payloads, until))
+        self._pending_bytes = sum(
+            len(p) if isinstance(p, bytes) else p.nbytes for c in self._columns for p in c.payloads
+        )
+        for _, _, t in blocks:
+            self.counts["repeated_stamps"] += int((np.diff(t) == 0).sum())
+        return blocks
+
+    def _build(
+        self, blocks: list[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]
+    ) -> Iterator[BuiltChunk]:
+        size = sum(len(data) for data, _, _ in blocks)
+        if size > self._profile.span_bytes and sum(len(t) for _, _, t in blocks) > 1:
+            middle = int(np.median(np.concatenate([t for _, _, t in blocks])))
+            left = [_part(b, middle, before=True) for b in blocks]
+            right = [_part(b, middle, before=False) for b in blocks]
+            if any(len(b[1]) for b in right):
+                yield from self._build(left)
+                yield from self._build(right)
+                return
+        if size > self._profile.max_chunk_bytes:
+            raise LimitError(
+                f"group {self.name}: {size >> 20} MiB of messages with one stamp; chunks hold at most "
+                f"{self._profile.max_chunk_bytes >> 20} MiB"
+            )
+        chunk = build_flat(blocks, self.channels, self._sequence, self._compress)
+        self._sequence = [s + n for s, n in zip(self._sequence, chunk.counts, strict=True)]
+        yield chunk
+
+    def abort(self) -> None:
+        """Nothing to stop."""
+
+
+def _part(
+    block: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], middle: int, *, before: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    data, sizes, times = block
+    n = int(np.searchsorted(times, middle, "right"))
+    byte = int(sizes[:n].sum())
+    return (data[:byte], sizes[:n], times[:n]) if before else (data[byte:], sizes[n:], times[n:])
+
+
+def _take_messages(
+    column: _Column, times: list[Any], payloads: list[Any], until: int | None
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    pairs = sorted(((int(t[0]), p) for t, p in zip(times, payloads, strict=True)), key=lambda pair: pair[0])
+    now = [pair for pair in pairs if until is None or pair[0] < until]
+    for t, payload in pairs[len(now) :]:
+        column.times.append(np.array([t], np.int64))
+        column.payloads.append(payload)
+    return (
+        np.frombuffer(b"".join(p for _, p in now), np.uint8),
+        np.array([len(p) for _, p in now], np.int64),
+        np.array([t for t, _ in now], np.int64),
+    )

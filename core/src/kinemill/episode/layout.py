@@ -1,0 +1,408 @@
+"""Where every chunk of an episode lies, as a manifest carries it.
+
+`Layout` is all that a reader needs to fetch any window. It comes from a receipt, and travels as
+two manifest columns: `topics`, JSON that is the same for all episodes of one robot, and `layout`,
+about 0.7 KB for a minute at GOP 5.
+
+The packed form is one deflated stream of varints. Every column is stored as its difference from a
+prediction that is exact for a regular recording, so most columns shrink to nothing:
+
+====================  ==================================================================
+column                stored as
+====================  ==================================================================
+length of a chunk     difference from the median, or from the chunk before
+gap behind it         difference from what its message indexes take
+first time            second difference
+last time             difference of durations
+messages of a topic   run lengths
+====================  ==================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from kinemill import records
+from kinemill.contracts.episode import Receipt, TopicReceipt
+from kinemill.errors import CorruptError, LimitError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["GroupLayout", "Layout", "expand_runs", "index_bytes", "run_lengths"]
+
+VERSION: Final = 1
+_DEFLATED: Final = 1
+_WITH_CRC: Final = 2
+_MAX_PACKED: Final = 32 << 20
+_MAX_CHUNKS: Final = 1 << 22
+_MAX_LENGTH: Final = 1 << 40
+_MAX_SKEW: Final = (1 << 63) - 1
+_NO_TIME: Final = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupLayout:
+    """One group's topics and chunk table (int64 arrays of equal length).
+
+    Attributes:
+        name: `cameras`, `state`, ...
+        topics: Of the group, by channel id; `messages` is that of this episode.
+        offset: Byte offset of each Chunk record.
+        length: Its bytes.
+        t_first_ns: First log time in the chunk.
+        t_last_ns: Last log time.
+        counts: Messages, int64 [topics, chunks]; None for a file that nobody counted.
+        crc32: Of the uncompressed records; None where only the chunk itself tells it.
+        gop_chunk: Index of the chunk that each GOP starts in; None where every chunk is one GOP.
+        skew_ns: How much later than its chunk a topic may start.
+        in_order: No chunk starts before the one ahead of it ends.
+    """
+
+    name: str
+    topics: tuple[TopicReceipt, ...]
+    offset: NDArray[np.int64]
+    length: NDArray[np.int64]
+    t_first_ns: NDArray[np.int64]
+    t_last_ns: NDArray[np.int64]
+    counts: NDArray[np.int64] | None
+    crc32: NDArray[np.int64] | None = None
+    gop_chunk: NDArray[np.int64] | None = None
+    in_order: bool = True
+    skew_ns: int = 0
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+
+def run_lengths(column: Sequence[int] | NDArray[np.int64]) -> tuple[int, ...]:
+    """`value, times, value, times, ...`"""
+    values = np.asarray(column, np.int64)
+    if not len(values):
+        return ()
+    starts = np.flatnonzero(np.diff(values, prepend=values[0] - 1))
+    times = np.diff(starts, append=len(values))
+    return tuple(np.stack([values[starts], times], axis=1).ravel().tolist())
+
+
+def expand_runs(runs: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """The column that `run_lengths` was given."""
+    pairs = np.asarray(runs, np.int64).reshape(-1, 2)
+    return np.repeat(pairs[:, 0], pairs[:, 1])
+
+
+def index_bytes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bytes that the message indexes behind each chunk take: 15 a topic that is present, 16 a message."""
+    found: NDArray[np.int64] = 15 * (counts > 0).sum(axis=0) + 16 * counts.sum(axis=0)
+    return found
+
+
+# ---- varints, all at once
+
+
+def _zigzag(values: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return ((values << 1) ^ (values >> 63)).view(np.uint64)
+
+
+def _unzigzag(values: NDArray[np.uint64]) -> NDArray[np.int64]:
+    one = np.uint64(1)
+    return ((values >> one) ^ (np.uint64(0) - (values & one))).view(np.int64)
+
+
+def _pack_varints(values: NDArray[np.uint64]) -> bytes:
+    out = bytearray()
+    for value in values.tolist():
+        left = value
+        while left > 127:
+            out.append(left & 127 | 128)
+            left >>= 7
+        out.append(left)
+    return bytes(out)
+
+
+def _unpack_varints(data: bytes) -> NDArray[np.uint64]:
+    raw = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(raw < 128)
+    if not len(raw) or not len(ends) or ends[-1] != len(raw) - 1:
+        raise CorruptError("packed layout: it ends inside a number")
+    starts = np.empty_like(ends)
+    starts[0] = 0
+    starts[1:] = ends[:-1] + 1
+    sizes = ends - starts + 1
+    if sizes.max() > 10:
+        raise CorruptError("packed layout: a number of more than 10 bytes")
+    shift = (np.arange(len(raw)) - np.repeat(starts, sizes)) * 7
+    parts = (raw & np.uint8(127)).astype(np.uint64) << shift.astype(np.uint64)
+    found: NDArray[np.uint64] = np.add.reduceat(parts, starts)
+    return found
+
+
+def _pack_lengths(length: NDArray[np.int64]) -> list[NDArray[np.uint64]]:
+    """Lengths against their median (that comes first), or, where it is shorter, against the one before (then 0)."""
+    base = int(np.median(length))
+    by_base, by_step = _zigzag(length - base), _zigzag(np.diff(length, prepend=0))
+    if np.log2(by_base + 1.0).sum() <= np.log2(by_step + 1.0).sum():
+        return [np.array([base], np.uint64), by_base]
+    return [np.array([0], np.uint64), by_step]
+
+
+class _Take:
+    """Hands out the numbers of a packed layout, never more than there are."""
+
+    __slots__ = ("_at", "_values")
+
+    def __init__(self, values: NDArray[np.uint64]) -> None:
+        self._values = values
+        self._at = 0
+
+    def many(self, n: int) -> NDArray[np.uint64]:
+        if n > len(self._values) - self._at:
+            raise CorruptError(f"packed layout: {n} numbers wanted, {len(self._values) - self._at} are left")
+        self._at += n
+        return self._values[self._at - n : self._at]
+
+    def one(self, limit: int) -> int:
+        value = int(self.many(1)[0])
+        if value > limit:
+            raise CorruptError(f"packed layout: {value} where at most {limit} makes sense")
+        return value
+
+    def signed(self, n: int) -> NDArray[np.int64]:
+        return _unzigzag(self.many(n))
+
+    def end(self) -> None:
+        if self._at != len(self._values):
+            raise CorruptError(f"packed layout: {len(self._values) - self._at} numbers too many")
+
+
+# ---- topics as JSON
+
+
+def _topic_json(topic: TopicReceipt) -> dict[str, Any]:
+    plain = records.encode(topic)
+    del plain["messages"]
+    return {k: v for k, v in plain.items() if v not in (None, [], "")}
+
+
+@functools.lru_cache(maxsize=256)
+def _parse_topics(text: str) -> tuple[tuple[str, tuple[TopicReceipt, ...]], ...]:
+    try:
+        data = json.loads(text)
+        groups = data["groups"]
+        if data["v"] != VERSION:
+            raise CorruptError(f"topic table of version {data['v']}; this reader knows {VERSION}")
+        return tuple(
+            (str(g["name"]), tuple(records.decode(TopicReceipt, {**t, "messages": 0}) for t in g["topics"]))
+            for g in groups
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+        raise CorruptError(f"topic table is not what a writer wrote: {type(exc).__name__} {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """All groups of one episode, in file order."""
+
+    groups: tuple[GroupLayout, ...]
+
+    @classmethod
+    def from_receipt(cls, receipt: Receipt) -> Layout:
+        """The layout of the file that `receipt` describes."""
+        groups = []
+        for group in receipt.groups:
+            table = group.chunks
+            columns = [np.array(c, np.int64) for c in (table.offset, table.length, table.t_first_ns, table.t_last_ns)]
+            counts = None
+            if table.runs:
+                counts = np.stack([expand_runs(run) for run in table.runs])
+            groups.append(
+                GroupLayout(
+                    group.name,
+                    group.topics,
+                    columns[0],
+                    columns[1],
+                    columns[2],
+                    columns[3],
+                    counts,
+                    np.array(table.crc32, np.int64),
+                    None if group.gops is None else np.array(group.gops.chunk, np.int64),
+                    _in_order(columns[2], columns[3]),
+                    group.skew_ns,
+                )
+            )
+        return cls(tuple(groups))
+
+    @property
+    def topics(self) -> dict[str, TopicReceipt]:
+        """Every topic by its name, the missing ones too (with no message)."""
+        return {topic.topic: topic for group in self.groups for topic in group.topics}
+
+    @property
+    def t_first_ns(self) -> int:
+        """First log time of the episode; 0 if it has no message."""
+        return min((int(g.t_first_ns.min()) for g in self.groups if len(g)), default=0)
+
+    @property
+    def t_last_ns(self) -> int:
+        """Last log time of the episode; 0 if it has no message."""
+        return max((int(g.t_last_ns.max()) for g in self.groups if len(g)), default=0)
+
+    def group_of(self, topic: str) -> GroupLayout | None:
+        """The group that holds `topic`; None where no group does."""
+        for group in self.groups:
+            if any(t.topic == topic for t in group.topics):
+                return group
+        return None
+
+    # -- the two manifest columns
+
+    def columns(self) -> tuple[str, bytes]:
+        """(`topics` JSON, packed `layout`).
+
+        The JSON holds nothing that differs between episodes of one robot, so that a manifest
+        stores it once.
+        """
+        return self.topics_json(), self.pack()
+
+    def topics_json(self) -> str:
+        """Canonical JSON of groups and topics."""
+        groups = [{"name": g.name, "topics": [_topic_json(t) for t in g.topics]} for g in self.groups]
+        return records.dumps({"v": VERSION, "groups": groups})
+
+    def pack(self, *, crc: bool = False) -> bytes:
+        """The chunk tables as bytes; with `crc`, also each chunk's CRC-32 (4 bytes a chunk)."""
+        numbers: list[NDArray[np.uint64]] = []
+
+        def unsigned(*values: int) -> None:
+            numbers.append(np.array(values, np.uint64))
+
+        end = 0
+        unsigned(len(self.groups))
+        for group in self.groups:
+            n = len(group)
+            unsigned(n)
+            if n == 0:
+                continue
+            counts = group.counts
+            unsigned(0 if counts is None else 1)
+            if counts is not None:
+                for column in counts:
+                    runs = run_lengths(column)
+                    unsigned(len(runs) // 2, *runs)
+            offset, length = group.offset, group.length
+            numbers.append(_zigzag(np.array([offset[0] - end, group.t_first_ns[0]], np.int64)))
+            numbers += _pack_lengths(length)
+            gap = offset[1:] - offset[:-1] - length[:-1]
+            if counts is not None:
+                gap = gap - index_bytes(counts)[:-1]
+            numbers.append(_zigzag(gap))
+            step = np.diff(group.t_first_ns, prepend=group.t_first_ns[:1])
+            numbers.append(_zigzag(np.diff(step, prepend=0)))
+            numbers.append(_zigzag(np.diff(group.t_last_ns - group.t_first_ns, prepend=0)))
+            unsigned(group.skew_ns)
+            unsigned(0 if group.gop_chunk is None else 1 + len(group.gop_chunk))
+            if group.gop_chunk is not None:
+                numbers.append(_zigzag(np.diff(group.gop_chunk, prepend=0)))
+            if crc:
+                if group.crc32 is None:
+                    raise CorruptError("a layout without checksums cannot be packed with them")
+                numbers.append(group.crc32.astype(np.uint64))
+            end = int(offset[-1] + length[-1])
+        body = _pack_varints(np.concatenate(numbers))
+        small = zlib.compressobj(9, zlib.DEFLATED, -15)
+        deflated = small.compress(body) + small.flush()
+        flags = _WITH_CRC if crc else 0
+        if len(deflated) < len(body):
+            return bytes((VERSION, flags | _DEFLATED)) + deflated
+        return bytes((VERSION, flags)) + body
+
+    @classmethod
+    def from_columns(cls, topics_json: str, packed: bytes) -> Layout:
+        """What `columns` gave.
+
+        Raises:
+            CorruptError: Bytes that no writer wrote.
+            LimitError: It inflates to more than 32 MiB.
+        """
+        if len(packed) < 3 or packed[0] != VERSION or packed[1] & ~(_DEFLATED | _WITH_CRC):
+            raise CorruptError(f"packed layout starts with {bytes(packed[:2]).hex(' ')}; this reader knows version 1")
+        body = bytes(packed[2:])
+        if packed[1] & _DEFLATED:
+            body = _inflate(body)
+        take = _Take(_unpack_varints(body))
+        tables = _parse_topics(topics_json)
+        if take.one(1 << 16) != len(tables):
+            raise CorruptError(f"packed layout and topic table ({len(tables)} groups) differ in their groups")
+        groups = []
+        end = 0
+        for name, topics in tables:
+            group = _unpack_group(take, name, topics, end, crc=bool(packed[1] & _WITH_CRC))
+            if len(group):
+                end = int(group.offset[-1] + group.length[-1])
+            groups.append(group)
+        take.end()
+        return cls(tuple(groups))
+
+
+def _in_order(t_first: NDArray[np.int64], t_last: NDArray[np.int64]) -> bool:
+    return bool((t_first[1:] >= t_last[:-1]).all())
+
+
+def _inflate(data: bytes) -> bytes:
+    small = zlib.decompressobj(-15)
+    try:
+        body = small.decompress(data, _MAX_PACKED)
+    except zlib.error as exc:
+        raise CorruptError(f"packed layout does not inflate: {exc}") from exc
+    if small.unconsumed_tail:
+        raise LimitError(f"packed layout inflates to more than {_MAX_PACKED >> 20} MiB")
+    if not small.eof or small.unused_data:
+        raise CorruptError("packed layout is cut short, or has bytes behind its end")
+    return body
+
+
+def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end: int, *, crc: bool) -> GroupLayout:
+    n = take.one(_MAX_CHUNKS)
+    if n == 0:
+        counts = np.zeros((len(topics), 0), np.int64)
+        return GroupLayout(name, topics, _NO_TIME, _NO_TIME, _NO_TIME, _NO_TIME, counts)
+    counts_or_none = None
+    if take.one(1):
+        columns = []
+        for _ in topics:
+            runs = take.many(2 * take.one(n)).astype(np.int64).reshape(-1, 2)
+            if (runs < 0).any() or (runs > 1 << 40).any() or int(runs[:, 1].sum()) != n:
+                raise CorruptError(f"packed layout: group {name}: message counts do not cover its {n} chunks")
+            columns.append(np.repeat(runs[:, 0], runs[:, 1]))
+        counts_or_none = np.stack(columns) if columns else np.zeros((0, n), np.int64)
+        topics = tuple(replace(t, messages=int(c.sum())) for t, c in zip(topics, counts_or_none, strict=True))
+    start, t0 = take.signed(2).tolist()
+    base = take.one(_MAX_LENGTH)
+    length = take.signed(n) + base if base else np.cumsum(take.signed(n))
+    gap = take.signed(n - 1)
+    if counts_or_none is not None:
+        gap = gap + index_bytes(counts_or_none)[:-1]
+    offset = np.empty(n, np.int64)
+    offset[0] = end + start
+    np.cumsum(length[:-1] + gap, out=offset[1:])
+    offset[1:] += offset[0]
+    t_first = np.cumsum(np.cumsum(take.signed(n))) + t0
+    t_last = np.cumsum(take.signed(n)) + t_first
+    if (length <= 0).any() or (gap < 0).any() or offset[0] < 0 or (t_first < 0).any() or (t_last < t_first).any():
+        raise CorruptError(f"packed layout: group {name} has chunks that overlap, or end before they start")
+    skew = take.one(_MAX_SKEW)
+    gops = take.one(_MAX_CHUNKS)
+    gop_chunk = np.cumsum(take.signed(gops - 1)) if gops else None
+    if gop_chunk is not None and len(gop_chunk) and not (gop_chunk.min() >= 0 and gop_chunk.max() < n):
+        raise CorruptError(f"packed layout: group {name} has a GOP in a chunk that is not there")
+    crcs = take.many(n).astype(np.int64) if crc else None
+    return GroupLayout(
+        name, topics, offset, length, t_first, t_last, counts_or_none, crcs, gop_chunk, _in_order(t_first, t_last), skew
+    )

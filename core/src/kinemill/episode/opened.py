@@ -1,0 +1,252 @@
+"""A fetched chunk, checked before anything in it is believed.
+
+Every length is checked against what is left, decompression against a bound, and the whole against
+the layout's word: size, times, counts, checksum and sequence numbers.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kinemill.episode import wire
+from kinemill.episode.checksum import crc32
+from kinemill.errors import CorruptError, LimitError, TruncatedError, UnsupportedError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["MAX_RAW", "ChunkHead", "OpenChunk", "decompress", "open_chunk", "read_chunk_head", "walk"]
+
+MAX_RAW: Final = 1 << 30
+"""No chunk may unpack to more than this."""
+_HEAD: Final = wire.CHUNK_HEAD
+_MESSAGE: Final = wire.MESSAGE_HEAD
+_FIXED: Final = _MESSAGE.size
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHead:
+    """The fields of a Chunk record; `data_at` counts from the record's opcode."""
+
+    t_first_ns: int
+    t_last_ns: int
+    raw_size: int
+    crc: int
+    compression: str
+    data_at: int
+    data_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenChunk:
+    """The messages of a chunk, in file order.
+
+    Attributes:
+        data: The uncompressed records.
+        offset: Of each message record.
+        end: Where each record ends.
+        channel: Channel id of each message.
+        sequence: Its sequence number.
+        time: Its log time, int64.
+    """
+
+    data: memoryview
+    offset: NDArray[np.int64]
+    end: NDArray[np.int64]
+    channel: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+    time: NDArray[np.int64]
+
+
+def read_chunk_head(view: memoryview | bytes, *, where: str, limit: int = MAX_RAW) -> ChunkHead:
+    """Read a whole Chunk record's head.
+
+    Raises:
+        CorruptError: Not a Chunk record, or its lengths do not add up.
+        LimitError: It would unpack to more than `limit` bytes.
+    """
+    if len(view) < _HEAD.size + 8:
+        raise TruncatedError(f"{where}: {len(view)} bytes are too few for a chunk")
+    op, length, t_first, t_last, raw_size, crc, name_size = _HEAD.unpack_from(view)
+    if op != wire.Op.CHUNK or length != len(view) - wire.RECORD_HEAD.size:
+        raise CorruptError(f"{where}: no Chunk record of {len(view)} bytes (opcode {op:#x}, length {length})")
+    if name_size > 16 or _HEAD.size + name_size + 8 > len(view):
+        raise CorruptError(f"{where}: a compression name of {name_size} bytes")
+    compression = bytes(view[_HEAD.size : _HEAD.size + name_size]).decode("ascii", "replace")
+    at = _HEAD.size + name_size
+    (data_size,) = struct.unpack_from("<Q", view, at)
+    if data_size != len(view) - at - 8:
+        raise CorruptError(f"{where}: the chunk says {data_size} bytes of records, it has {len(view) - at - 8}")
+    if raw_size > limit:
+        raise LimitError(f"{where}: the chunk would unpack to {raw_size} bytes; the bound is {limit}")
+    return ChunkHead(t_first, t_last, raw_size, crc, compression, at + 8, data_size)
+
+
+def decompress(data: memoryview | bytes, compression: str, raw_size: int, *, where: str) -> memoryview:
+    """The records of a chunk, exactly `raw_size` bytes.
+
+    Raises:
+        CorruptError: Damaged, or of another size than declared.
+        UnsupportedError: A compression that MCAP does not name.
+    """
+    if compression == "":
+        if len(data) != raw_size:
+            raise CorruptError(f"{where}: {len(data)} bytes of records, {raw_size} declared")
+        return memoryview(data)
+    if compression == "zstd":
+        out = _unzstd(data, raw_size, where)
+    elif compression == "lz4":
+        out = _unlz4(data, raw_size, where)
+    else:
+        raise UnsupportedError(f"{where}: compression {compression!r}; known are none, zstd and lz4")
+    if len(out) != raw_size:
+        raise CorruptError(f"{where}: unpacks to {len(out)} bytes, {raw_size} declared")
+    return memoryview(out)
+
+
+def _unzstd(data: memoryview | bytes, raw_size: int, where: str) -> bytes:
+    import zstandard
+
+    try:
+        # the library allocates what the frame claims, so the claim is checked first
+        claimed = zstandard.get_frame_parameters(data).content_size
+        if claimed not in (raw_size, zstandard.CONTENTSIZE_UNKNOWN):
+            raise CorruptError(f"{where}: zstd frame of {claimed} bytes, {raw_size} declared")
+        out: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=max(raw_size, 1))
+    except zstandard.ZstdError as exc:
+        raise CorruptError(f"{where}: zstd data is damaged ({exc})") from exc
+    return out
+
+
+def _unlz4(data: memoryview | bytes, raw_size: int, where: str) -> bytes:
+    import lz4.frame
+
+    try:
+        small = lz4.frame.LZ4FrameDecompressor()
+        out: bytes = small.decompress(bytes(data), max_length=raw_size + 1)
+    except RuntimeError as exc:
+        raise CorruptError(f"{where}: lz4 data is damaged ({exc})") from exc
+    return out
+
+
+def walk(data: memoryview, *, where: str) -> OpenChunk:
+    """Find the messages of a chunk's records.
+
+    Where all messages repeat one pattern of channels and lengths, as a state chunk's do, the
+    pattern is checked for all of them at once; else record by record.
+
+    Raises:
+        CorruptError: A record that passes the end, or is none that a chunk may hold.
+    """
+    return _walk_pattern(data) or _walk_records(data, where)
+
+
+def _walk_pattern(data: memoryview) -> OpenChunk | None:
+    """The messages, if the chunk is a repetition of its first few records."""
+    size = len(data)
+    seen: list[int] = []
+    at, first = 0, -1
+    while at + _FIXED <= size and len(seen) < 64:
+        op, length, channel = struct.unpack_from("<BQH", data, at)
+        if op != wire.Op.MESSAGE or length < wire.MESSAGE_FIXED or length > size - at - 9:
+            return None
+        if channel == first:
+            break
+        first = channel if first < 0 else first
+        seen.append(at)
+        at += 9 + length
+    if not seen or at == 0 or size % at or size // at < 8 or (at < size and channel != first):
+        return None
+    times = size // at
+    table = np.frombuffer(data, np.uint8).reshape(times, at)
+    starts = np.array(seen, np.int64)
+    columns = []
+    for start in seen:
+        head = table[:, start : start + _FIXED]
+        if not (head[:, :11] == head[0, :11]).all():  # opcode, length and channel are those of the pattern
+            return None
+        columns.append(np.ascontiguousarray(head[:, 9:23]))
+    heads = np.stack(columns, axis=1).reshape(-1, 14)  # message order: round by round, record by record
+    offset = (np.arange(times)[:, None] * at + starts).reshape(-1)
+    ends = np.append(starts[1:], at)
+    end = (np.arange(times)[:, None] * at + ends).reshape(-1)
+    channel_ids = np.ascontiguousarray(heads[:, 0:2]).view("<u2").reshape(-1).astype(np.int64)
+    sequence = np.ascontiguousarray(heads[:, 2:6]).view("<u4").reshape(-1).astype(np.int64)
+    time = np.ascontiguousarray(heads[:, 6:14]).view("<i8").reshape(-1)
+    return OpenChunk(data, offset, end, channel_ids, sequence, time)
+
+
+def _walk_records(data: memoryview, where: str) -> OpenChunk:
+    size = len(data)
+    at = 0
+    found: list[tuple[int, int, int, int, int]] = []
+    unpack = _MESSAGE.unpack_from
+    while at < size:
+        if size - at < 9:
+            raise CorruptError(f"{where}: {size - at} bytes behind the last record")
+        if size - at < _FIXED:
+            op, length = wire.RECORD_HEAD.unpack_from(data, at)
+            channel = sequence = time = 0
+        else:
+            op, length, channel, sequence, time, _ = unpack(data, at)
+        end = at + 9 + length
+        if end > size:
+            raise CorruptError(f"{where}: a record of {length} bytes at {at}, {size - at - 9} are left")
+        if op == wire.Op.MESSAGE:
+            if length < wire.MESSAGE_FIXED:
+                raise CorruptError(f"{where}: a message record of {length} bytes")
+            found.append((at, end, channel, sequence, time))
+        elif op not in (wire.Op.SCHEMA, wire.Op.CHANNEL) and op < 0x80:
+            raise CorruptError(f"{where}: a record of type {op:#x} inside a chunk")
+        at = end
+    try:
+        table = np.array(found, np.int64).reshape(-1, 5)
+    except OverflowError as exc:
+        raise CorruptError(f"{where}: a message with a time over 2^63 ns") from exc
+    return OpenChunk(data, table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4])
+
+
+def open_chunk(
+    view: memoryview | bytes,
+    *,
+    where: str,
+    t_first_ns: int | None = None,
+    t_last_ns: int | None = None,
+    crc: int | None = None,
+    must_have_crc: bool = True,
+    limit: int = MAX_RAW,
+) -> OpenChunk:
+    """Check a Chunk record and find its messages.
+
+    Args:
+        view: The whole record.
+        where: For messages, such as `episode key, group cameras, chunk 12`.
+        t_first_ns: What the layout says; None where nobody said.
+        t_last_ns: As above.
+        crc: As above.
+        must_have_crc: Whether a chunk without a checksum is refused.
+        limit: Most bytes it may unpack to.
+
+    Raises:
+        CorruptError: Anything differs from what was written.
+        LimitError: It would unpack to too much.
+    """
+    head = read_chunk_head(view, where=where, limit=limit)
+    if t_first_ns is not None and (head.t_first_ns, head.t_last_ns) != (t_first_ns, t_last_ns):
+        raise CorruptError(
+            f"{where}: the chunk covers {head.t_first_ns}..{head.t_last_ns} ns, the layout says "
+            f"{t_first_ns}..{t_last_ns} ns"
+        )
+    data = decompress(memoryview(view)[head.data_at :], head.compression, head.raw_size, where=where)
+    if head.crc or must_have_crc:
+        found = crc32(data)
+        if found != head.crc or (crc is not None and crc != found):
+            raise CorruptError(f"{where}: crc {found:08x}, written was {(crc if crc is not None else head.crc):08x}")
+    chunk = walk(data, where=where)
+    if len(chunk.time) and (int(chunk.time.min()) != head.t_first_ns or int(chunk.time.max()) != head.t_last_ns):
+        raise CorruptError(f"{where}: messages lie outside the chunk's own {head.t_first_ns}..{head.t_last_ns} ns")
+    return chunk

@@ -1,0 +1,127 @@
+"""The protobuf messages of the hot path, by hand: one camera frame in, one out.
+
+Field numbers are those of Foxglove's schemas. `top_fields` walks any message's top level without
+trusting a length in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kinemill.errors import CorruptError
+
+__all__ = ["text_field", "top_fields", "varint", "video_bytes", "video_prefix", "video_suffix"]
+
+NS = 1_000_000_000
+
+
+def varint(value: int) -> bytes:
+    """Base 128, least significant group first."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def text_field(number: int, data: bytes) -> bytes:
+    """A length-delimited field."""
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def timestamp(t_ns: int) -> bytes:
+    """`google.protobuf.Timestamp` as field 1; zero parts are left out, as proto3 does."""
+    seconds, nanos = divmod(t_ns, NS)
+    body = (b"\x08" + varint(seconds) if seconds else b"") + (b"\x10" + varint(nanos) if nanos else b"")
+    return b"\x0a" + bytes((len(body),)) + body
+
+
+def video_prefix(t_ns: int, frame_id: bytes, size: int) -> bytes:
+    """A CompressedVideo up to its data; `frame_id` is that whole field, ready made."""
+    return timestamp(t_ns) + frame_id + b"\x1a" + varint(size)
+
+
+def video_suffix(codec: str) -> bytes:
+    """What follows the data: the field `format`."""
+    return text_field(4, codec.encode())
+
+
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise CorruptError("protobuf message ends inside a varint, or a varint is over 10 bytes long")
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+
+
+def top_fields(data: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """(number, value) of each top-level field: int for varint and fixed, a view for length-delimited.
+
+    Raises:
+        CorruptError: A length passes the end, or an unknown wire type.
+    """
+    view = memoryview(data)
+    at = 0
+    while at < len(view):
+        key, at = _read_varint(view, at)
+        wire = key & 7
+        if wire == 0:
+            value, at = _read_varint(view, at)
+            yield key >> 3, value
+            continue
+        if wire == 2:
+            size, at = _read_varint(view, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise CorruptError(f"protobuf message: wire type {wire} at byte {at}")
+        if size > len(view) - at:
+            raise CorruptError(f"protobuf message: field {key >> 3} of {size} bytes, {len(view) - at} are left")
+        yield key >> 3, view[at : at + size] if wire == 2 else int.from_bytes(view[at : at + size], "little")
+        at += size
+
+
+def video_bytes(data: memoryview) -> tuple[memoryview, str]:
+    """Data and format of a CompressedVideo.
+
+    Raises:
+        CorruptError: Not such a message.
+    """
+    payload: memoryview | None = None
+    codec = ""
+    at, end = 0, len(data)
+    while at < end:  # the one hot loop: all keys of this message are one byte long
+        key = data[at]
+        if key & 7 != 2 or key > 127:
+            return _video_bytes_slow(data)
+        size, at = _read_varint(data, at + 1)
+        if size > end - at:
+            raise CorruptError(f"a CompressedVideo field of {size} bytes, {end - at} are left")
+        if key == 0x1A:
+            payload = data[at : at + size]
+        elif key == 0x22:
+            codec = str(data[at : at + size], "ascii", "replace")
+        at += size
+    if payload is None:
+        raise CorruptError("a CompressedVideo message without data")
+    return payload, codec
+
+
+def _video_bytes_slow(data: memoryview) -> tuple[memoryview, str]:
+    payload: memoryview | None = None
+    codec = ""
+    for number, value in top_fields(data):
+        if isinstance(value, memoryview):
+            if number == 3:
+                payload = value
+            elif number == 4:
+                codec = str(value, "ascii", "replace")
+    if payload is None:
+        raise CorruptError("a CompressedVideo message without data")
+    return payload, codec

@@ -1,0 +1,38 @@
+"""Put a finished episode into a store under its content's key."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from kinemill.contracts.episode import Receipt, Rendition
+from kinemill.contracts.keys import episode_key
+from kinemill.contracts.store import Store
+from kinemill.errors import ConflictError, StateError
+
+__all__ = ["publish"]
+
+
+def publish(store: Store, path: Path, receipt: Receipt) -> Rendition:
+    """Create the object; the same content published twice is one object.
+
+    Args:
+        store: Where to.
+        path: The file that `receipt` describes.
+        receipt: From the writer.
+
+    Raises:
+        StateError: The file is not that of the receipt any more.
+        ConflictError: Another object of another size stands under the key.
+    """
+    size = path.stat().st_size
+    if size != receipt.size_bytes:
+        raise StateError(f"{path}: {size} bytes, its receipt says {receipt.size_bytes}; write it again")
+    key = episode_key(uuid.UUID(receipt.episode_id), receipt.profile, receipt.sha256)
+    try:
+        meta = store.put_if_absent(key, path)
+    except ConflictError:
+        meta = store.head(key)
+        if meta.size_bytes != receipt.size_bytes:
+            raise
+    return Rendition(receipt.episode_id, receipt.profile, key, receipt, meta.etag)

@@ -1,0 +1,420 @@
+"""Read windows of an episode: one ranged read per topic group, verified, then decoded.
+
+With a layout in hand (from a manifest or a receipt) nothing but the wanted chunks is fetched: no
+footer, no index. Reading is split in three so that a loader can overlap it: `plan` says which
+byte ranges, the store fetches them, `decode` checks and decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from kinemill.contracts.episode import Receipt, TopicKind, TopicReceipt
+from kinemill.contracts.store import Store
+from kinemill.episode.content import Messages, VideoOptions, read_content
+from kinemill.episode.decode import SHARED, DecoderPool, PixelFormat
+from kinemill.episode.layout import GroupLayout, Layout
+from kinemill.episode.opened import OpenChunk, open_chunk
+from kinemill.episode.window import Window
+from kinemill.errors import CorruptError, LimitError, UsageError
+from kinemill.records import nearest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["EpisodeReader", "Fetch", "Plan"]
+
+MERGE_GAP: Final = 4 << 20
+"""Chunks of one group that lie at most this far apart are fetched by one request (a request costs about as much)."""
+MAX_READ: Final = 2 << 30
+"""No call reads more than this; a longer clip is read in parts."""
+_EXTEND: Final = 64
+
+Answer = tuple["NDArray[np.int64]", Any, "NDArray[np.bool_]"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """One request: the chunks `first`..`last` of a group."""
+
+    group: int
+    first: int
+    last: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What to fetch for some windows."""
+
+    windows: tuple[Window, ...]
+    fetches: tuple[Fetch, ...]
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """(start, length) of each request."""
+        return [(f.start, f.length) for f in self.fetches]
+
+
+class EpisodeReader:
+    """Reads one object. Cheap to make; holds no file, no connection and no decoder of its own.
+
+    Usable after a fork and in a spawned process, as far as its store is. Threads may share it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        layout: Layout,
+        *,
+        decoder: str = "pyav",
+        pixel_format: PixelFormat = "rgb24",
+        pool: DecoderPool = SHARED,
+        strict: bool = True,
+        etag: str | None = None,
+    ) -> None:
+        self.store = store
+        self.key = key
+        self.layout = layout
+        self.etag = etag
+        self._video = VideoOptions(pool, decoder, pixel_format)
+        self._strict = strict
+        self._at = {t.topic: (g, i) for g, group in enumerate(layout.groups) for i, t in enumerate(group.topics)}
+
+    @classmethod
+    def open(
+        cls,
+        store: Store,
+        key: str,
+        *,
+        layout: Layout | Receipt | None = None,
+        decoder: str = "pyav",
+        pixel_format: PixelFormat = "rgb24",
+        pool: DecoderPool = SHARED,
+    ) -> EpisodeReader:
+        """A reader of one object.
+
+        Args:
+            store: Where it lies.
+            key: Its key.
+            layout: From the manifest's columns or a receipt: nothing is read now. None: the file's
+                own index is fetched (two or three requests), or a stock MCAP's chunk index.
+            decoder: A name in `kinemill.episode.decode.DECODERS`.
+            pixel_format: Of the pictures returned: rgb24, yuv420p or gray.
+            pool: Decoders to reuse; the process's own by default.
+
+        Raises:
+            TruncatedError: The object has no footer; `kinemill episode repack` can save what is whole.
+            CorruptError: Its index is damaged.
+        """
+        strict = True
+        if layout is None:
+            from kinemill.episode.source import find_layout
+
+            layout, strict = find_layout(store, key)
+        elif isinstance(layout, Receipt):
+            layout = Layout.from_receipt(layout)
+        return cls(store, key, layout, decoder=decoder, pixel_format=pixel_format, pool=pool, strict=strict)
+
+    @property
+    def topics(self) -> dict[str, TopicReceipt]:
+        """Every topic by name."""
+        return self.layout.topics
+
+    # -- reading
+
+    def read(self, windows: Sequence[Window]) -> dict[str, Answer]:
+        """Fetch, verify and decode.
+
+        Args:
+            windows: With distinct keys.
+
+        Returns:
+            For each window's key (its topic, unless it has a name) `(t_ns, data, is_pad)`:
+            true log times int64 [n]; data [n, ...], by the topic's kind: pictures uint8, rows
+            float64 [n, columns], depth uint16 [n, H, W], text and other messages as lists; and
+            bool [n], True where nothing lies at or before the wanted time within the tolerance
+            (then data repeats the nearest message, or is zero for a topic without messages).
+
+        Raises:
+            UsageError: An unknown topic.
+            CorruptError: Bytes differ from what was written; names group, chunk and time. Nothing
+                of a doubtful GOP is returned.
+            TruncatedError: The object is shorter than the layout says.
+        """
+        plan = self.plan(windows)
+        chunks: dict[tuple[int, int], OpenChunk] = {}
+        fetches = plan.fetches
+        for _ in range(_EXTEND):
+            if fetches:
+                self._open(fetches, self._fetch(fetches), chunks)
+            answers, more = self._answer(plan.windows, chunks)
+            if not more:
+                return answers
+            fetches = self._fetches(more)
+        raise CorruptError(f"episode {self.key}: no IDR within {_EXTEND} chunks before the wanted frames")
+
+    def plan(self, windows: Sequence[Window]) -> Plan:
+        """Which bytes `windows` need; one range per group, unless parts lie over 4 MiB apart."""
+        wanted: dict[int, set[int]] = {}
+        keys = set()
+        for window in windows:
+            if window.key in keys:
+                raise UsageError(f"two windows with the key {window.key}; give one a name")
+            keys.add(window.key)
+            where = self._at.get(window.topic)
+            if where is None:
+                close = nearest(window.topic, self._at)
+                raise UsageError(
+                    f"episode {self.key} has no topic {window.topic}" + (f"; did you mean {close}?" if close else "")
+                )
+            group = self.layout.groups[where[0]]
+            wanted.setdefault(where[0], set()).update(_chunks_of(group, where[1], window))
+        return Plan(tuple(windows), self._fetches(wanted))
+
+    def decode(self, plan: Plan, blobs: Sequence[bytes]) -> dict[str, Answer]:
+        """The answer to a plan whose ranges were fetched elsewhere; `read` in all else.
+
+        Args:
+            plan: From `plan`.
+            blobs: One for each of `plan.ranges`.
+        """
+        chunks: dict[tuple[int, int], OpenChunk] = {}
+        self._open(plan.fetches, blobs, chunks)
+        fetches = plan.fetches
+        for _ in range(_EXTEND):
+            answers, more = self._answer(plan.windows, chunks)
+            if not more:
+                return answers
+            fetches = self._fetches(more)
+            self._open(fetches, self._fetch(fetches), chunks)
+        raise CorruptError(f"episode {self.key}: no IDR within {_EXTEND} chunks before the wanted frames")
+
+    def _fetch(self, fetches: Sequence[Fetch]) -> list[bytes]:
+        if len(fetches) == 1:
+            return [self.store.get_range(self.key, fetches[0].start, fetches[0].length, etag=self.etag)]
+        return self.store.get_ranges(self.key, [(f.start, f.length) for f in fetches])
+
+    def _fetches(self, wanted: dict[int, set[int]]) -> tuple[Fetch, ...]:
+        out = []
+        total = 0
+        for g, numbers in sorted(wanted.items()):
+            group = self.layout.groups[g]
+            run: list[int] = []
+            for k in sorted(numbers, key=lambda k: int(group.offset[k])):
+                start = int(group.offset[k])
+                if run and start - run[3] <= MERGE_GAP and k >= run[1]:
+                    run[1], run[3] = k, start + int(group.length[k])
+                    continue
+                if run:
+                    out.append(Fetch(g, run[0], run[1], run[2], run[3] - run[2]))
+                run = [k, k, start, start + int(group.length[k])]
+            if run:
+                out.append(Fetch(g, run[0], run[1], run[2], run[3] - run[2]))
+        total = sum(f.length for f in out)
+        if total > MAX_READ:
+            raise LimitError(f"episode {self.key}: {total >> 20} MiB for one read; the bound is {MAX_READ >> 20}")
+        return tuple(out)
+
+    def _open(self, fetches: Sequence[Fetch], blobs: Sequence[bytes], chunks: dict[tuple[int, int], OpenChunk]) -> None:
+        if len(fetches) != len(blobs):
+            raise UsageError(f"{len(blobs)} blobs for {len(fetches)} ranges")
+        for fetch, blob in zip(fetches, blobs, strict=True):
+            group = self.layout.groups[fetch.group]
+            view = memoryview(blob)
+            if len(view) != fetch.length:
+                raise CorruptError(f"episode {self.key}: {len(view)} bytes for a range of {fetch.length}")
+            for k in range(fetch.first, fetch.last + 1):
+                if (fetch.group, k) in chunks:
+                    continue
+                start = int(group.offset[k]) - fetch.start
+                if start < 0 or start + int(group.length[k]) > len(view):
+                    continue
+                chunks[fetch.group, k] = self._open_one(group, k, view[start : start + int(group.length[k])])
+
+    def _open_one(self, group: GroupLayout, k: int, view: memoryview) -> OpenChunk:
+        where = f"episode {self.key}: group {group.name}, chunk {k} ({group.t_first_ns[k]} ns)"
+        chunk = open_chunk(
+            view,
+            where=where,
+            t_first_ns=int(group.t_first_ns[k]),
+            t_last_ns=int(group.t_last_ns[k]),
+            crc=None if group.crc32 is None else int(group.crc32[k]),
+            must_have_crc=self._strict,
+        )
+        if group.counts is not None:
+            self._check_counts(group, group.counts, k, chunk, where)
+        return chunk
+
+    @staticmethod
+    def _check_counts(group: GroupLayout, counts: NDArray[np.int64], k: int, chunk: OpenChunk, where: str) -> None:
+        expected = counts[:, k]
+        if len(chunk.time) != int(expected.sum()):
+            raise CorruptError(f"{where}: {len(chunk.time)} messages, the layout says {int(expected.sum())}")
+        before = counts[:, :k].sum(axis=1)
+        for topic, n, start in zip(group.topics, expected.tolist(), before.tolist(), strict=True):
+            mine = chunk.sequence[chunk.channel == topic.channel_id]
+            if len(mine) != n:
+                raise CorruptError(f"{where}: {len(mine)} messages of {topic.topic}, the layout says {n}")
+            if n and not (mine == np.arange(start + 1, start + 1 + n) % (1 << 32)).all():
+                raise CorruptError(
+                    f"{where}: sequence of {topic.topic} is {int(mine[0])}..{int(mine[-1])}, expected "
+                    f"{start + 1}..{start + n}: messages are missing or belong elsewhere"
+                )
+
+    # -- answers
+
+    def _answer(
+        self, windows: Sequence[Window], chunks: dict[tuple[int, int], OpenChunk]
+    ) -> tuple[dict[str, Answer], dict[int, set[int]]]:
+        """Answers, or which chunks are needed besides (group -> chunks)."""
+        chosen = []
+        more: dict[int, set[int]] = {}
+        for window in windows:
+            g, position = self._at[window.topic]
+            group = self.layout.groups[g]
+            held = sorted(k for h, k in chunks if h == g)
+            messages = Messages.gather(group.topics[position].channel_id, held, [chunks[g, k] for k in held])
+            picked, pad, need = _select(group, position, window, messages, held)
+            if not need and group.topics[position].kind is TopicKind.VIDEO and len(picked):
+                need = _missing_start(group, position, messages, picked, held)
+            if need:
+                more.setdefault(g, set()).update(need)
+            chosen.append((window, group, group.topics[position], messages, picked, pad))
+        if more:
+            return {}, more
+        answers: dict[str, Answer] = {}
+        for window, group, topic, messages, picked, pad in chosen:
+            where = f"episode {self.key}: group {group.name}, topic {topic.topic}"
+            data = read_content(topic, messages, picked, len(pad), where=where, video=self._video)
+            time = messages.time[picked] if len(picked) else np.zeros(len(pad), np.int64)
+            answers[window.key] = (time, data, pad)
+        return answers, {}
+
+
+def _filled(group: GroupLayout, position: int) -> NDArray[np.int64] | None:
+    """Chunks that hold the topic; None where nobody counted (then all may)."""
+    return None if group.counts is None else np.flatnonzero(group.counts[position])
+
+
+def _chunks_of(group: GroupLayout, position: int, window: Window) -> set[int]:
+    """The chunks that a window needs, as far as the layout tells."""
+    n = len(group)
+    if n == 0:
+        return set()
+    if window.step_range is not None:
+        return _chunks_of_steps(group, position, window.step_range)
+    filled = _filled(group, position)
+    if filled is not None and len(filled) == 0:
+        return set()
+    if window.span_ns is not None:
+        start, end = window.span_ns
+        inside = np.flatnonzero((group.t_last_ns >= start) & (group.t_first_ns < end))
+        return set((inside if filled is None else np.intersect1d(inside, filled)).tolist())
+    numbers = np.arange(n) if filled is None else filled
+    t_first, t_last = group.t_first_ns[numbers], group.t_last_ns[numbers]
+    out: set[int] = set()
+    rate = group.topics[position].rate_hz
+    period = int(1e9 / rate) if rate else None
+    for t in dict.fromkeys(window.times_ns):
+        if group.in_order:
+            at = int(np.searchsorted(t_first, t, "right")) - 1
+            low = at - 1 if at > 0 and t - int(t_first[at]) < group.skew_ns else at
+            picked = range(max(low, 0), max(at, 0) + 1)
+        else:
+            whole = t_last[t_last <= t]
+            latest = int(whole.max()) if len(whole) else int(t_first.min())
+            picked = np.flatnonzero((t_first <= t) & (t_last >= latest)).tolist() or [int(t_first.argmin())]  # type: ignore[assignment]
+        out.update(int(numbers[i]) for i in picked)
+        if window.pick == "nearest":
+            last = max(picked)
+            if last + 1 < len(numbers) and (period is None or t > int(t_last[last]) - period):
+                out.add(int(numbers[last + 1]))
+    return out
+
+
+def _chunks_of_steps(group: GroupLayout, position: int, steps: tuple[int, int, int]) -> set[int]:
+    if group.counts is None:
+        raise UsageError(
+            f"group {group.name}: steps need a layout with message counts; ask by time, or repack the file"
+        )
+    ends = np.cumsum(group.counts[position])
+    total = int(ends[-1])
+    if total == 0:
+        return set()
+    numbers = np.clip(steps[0] + steps[2] * np.arange(steps[1]), 0, total - 1)
+    return set(np.searchsorted(ends, numbers, "right").tolist())
+
+
+def _select(
+    group: GroupLayout, position: int, window: Window, messages: Messages, held: list[int]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], set[int]]:
+    """(index into messages per answer, padding, chunks that are needed besides)."""
+    none = np.empty(0, np.int64)
+    if window.step_range is not None:
+        first, count, stride = window.step_range
+        numbers = first + stride * np.arange(count)
+        total = int(group.counts[position].sum()) if group.counts is not None else 0
+        pad = (numbers < 0) | (numbers >= total)
+        if total == 0:
+            return none, pad, set()
+        wanted = np.clip(numbers, 0, total - 1) + 1  # sequence numbers start at 1
+        order = np.argsort(messages.sequence, kind="stable")
+        return order[np.searchsorted(messages.sequence[order], wanted)], pad, set()
+    order = np.argsort(messages.time, kind="stable")
+    time = messages.time[order]
+    if window.span_ns is not None:
+        low, high = np.searchsorted(time, window.span_ns)
+        return order[low:high], np.zeros(high - low, np.bool_), set()
+    query = np.array(window.times_ns, np.int64)
+    pad = np.ones(len(query), np.bool_)
+    at = np.searchsorted(time, query, "right") - 1
+    need = _earlier(group, position, held) if (at < 0).any() or not len(time) else set()
+    if need or not len(time):
+        return none, pad, need
+    picked = np.maximum(at, 0)
+    after = np.minimum(picked + 1, len(time) - 1)
+    if window.pick == "nearest":
+        closer = np.abs(time[after] - query) < np.abs(query - time[picked])
+        picked = np.where(closer, after, picked)
+        pad = np.zeros(len(query), np.bool_)
+    else:
+        pad = at < 0
+    age = np.abs(query - time[picked])
+    if window.tolerance_ns is not None:
+        pad = pad | (age > window.tolerance_ns)
+    else:
+        rate = group.topics[position].rate_hz
+        end = int(group.t_last_ns.max())
+        pad = pad | ((query > end) & (age > (int(1e9 / rate) if rate else 0)))
+        if window.pick == "nearest":
+            pad = pad | (query < int(group.t_first_ns.min()))
+    return order[picked], pad, set()
+
+
+def _earlier(group: GroupLayout, position: int, held: list[int]) -> set[int]:
+    """The chunk before those at hand that holds the topic, if there is one."""
+    filled = _filled(group, position)
+    numbers = np.arange(len(group)) if filled is None else filled
+    before = numbers[numbers < held[0]] if held else numbers[:1]
+    return {int(before[-1])} if len(before) else set()
+
+
+def _missing_start(
+    group: GroupLayout, position: int, messages: Messages, picked: NDArray[np.int64], held: list[int]
+) -> set[int]:
+    """The chunk before, where a wanted frame's GOP starts earlier than what is at hand."""
+    for index in np.unique(picked).tolist():
+        if messages.gop_start(index) is None:
+            chunk = int(messages.chunk[index])
+            need = _earlier(group, position, [k for k in held if k >= chunk])
+            while need and need <= set(held):
+                need = _earlier(group, position, sorted(need))
+            return need
+    return set()
