@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from kinemill.errors import ConfigError, UnknownKeyError
 from kinemill.records import nearest
+from kinemill.settings import read_env_file
 
 __all__ = ["Credentials", "S3Address", "parse_s3_url"]
 
@@ -38,7 +38,7 @@ class Credentials:
         values = environ
         named = environ.get(CREDENTIALS_FILE)
         if named:
-            values = _read_private(Path(named))
+            values = read_env_file(Path(named))
         key, secret = values.get("AWS_ACCESS_KEY_ID"), values.get("AWS_SECRET_ACCESS_KEY")
         if not key or not secret:
             where = named or "the environment"
@@ -47,19 +47,6 @@ class Credentials:
                 f" or point {CREDENTIALS_FILE} at a file of mode 0600 that holds them"
             )
         return cls(key, secret, values.get("AWS_SESSION_TOKEN") or None)
-
-
-def _read_private(path: Path) -> dict[str, str]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
-                raise ConfigError(f"{path}: mode {mode:04o} lets others read the secret; chmod 600 {path}")
-            lines = file.read().splitlines()
-    except OSError as exc:
-        raise ConfigError(f"{path}, named by {CREDENTIALS_FILE}: {exc.strerror}") from exc
-    pairs = (line.split("=", 1) for line in lines if "=" in line and not line.lstrip().startswith("#"))
-    return {name.strip().removeprefix("export "): value.strip().strip("\"'") for name, value in pairs}
 
 
 @dataclass(frozen=True, slots=True)

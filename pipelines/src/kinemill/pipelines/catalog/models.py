@@ -32,6 +32,7 @@ __all__ = [
     "SCHEMA",
     "Audit",
     "Base",
+    "CatalogIdentity",
     "Delivery",
     "Episode",
     "EpisodeGroup",
@@ -85,6 +86,14 @@ class Base(DeclarativeBase):
 
 def _number(kind: type[Integer] = Integer) -> Any:
     return mapped_column(kind(), Identity(always=True), primary_key=True)
+
+
+class CatalogIdentity(Base):
+    """Which catalog this is; one row."""
+
+    __tablename__ = "identity"
+    one: Mapped[bool] = mapped_column(primary_key=True, server_default="true")
+    id: Mapped[uuid.UUID] = mapped_column(server_default=text("gen_random_uuid()"))
 
 
 class Vendor(Base):

@@ -1,6 +1,14 @@
 -- Own error codes: KM001 state, KM002 immutable, KM003 not fit to be published, KM004 never deleted.
 create extension if not exists btree_gist with schema public;
 
+-- ---- which catalog this is: survives a dump and a restore, so that a warehouse knows its own
+
+create table kinemill.identity (
+  one boolean primary key default true check (one),
+  id uuid not null default gen_random_uuid()
+);
+insert into kinemill.identity default values;
+
 -- ---- names
 
 create table kinemill.vendor (
@@ -365,13 +373,14 @@ do $$
 declare name text;
 begin
   foreach name in array array['episode', 'rendition', 'rendition_receipt', 'episode_group', 'quality_result', 'label',
-      'delivery', 'manifest', 'manifest_use', 'purge', 'audit'] loop
+      'delivery', 'manifest', 'manifest_use', 'purge', 'audit', 'identity'] loop
     execute format('create trigger keep before delete on kinemill.%I for each row
       execute function kinemill.never_deleted()', name);
     execute format('create trigger keep_all before truncate on kinemill.%I for each statement
       execute function kinemill.never_deleted()', name);
   end loop;
-  foreach name in array array['rendition_receipt', 'episode_group', 'audit', 'manifest', 'manifest_use'] loop
+  foreach name in array array['rendition_receipt', 'episode_group', 'audit', 'manifest', 'manifest_use',
+      'identity'] loop
     execute format('create trigger keep_as_is before update on kinemill.%I for each row
       execute function kinemill.never_changed()', name);
   end loop;
