@@ -147,7 +147,7 @@ def _serve(pipe: Connection, env: dict[str, str]) -> None:
             os._exit(0)
         try:
             answer = function(rank, *args)
-        except Exception as exc:  # noqa: BLE001 - whatever a worker raises is the test's to judge
+        except BaseException as exc:  # noqa: BLE001 - the test judges; torch's CheckpointException is no Exception
             text = str(exc) if type(exc).__module__.startswith("kinemill") else traceback.format_exc()
             answer = Failed(type(exc).__name__, text)
         pipe.send(answer)
