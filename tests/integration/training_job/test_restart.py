@@ -22,6 +22,7 @@ CONFIG = """
 run = "{run}"
 [data]
 manifest = "made-up"
+store = "none"
 chunk_steps = 2
 [policy]
 channels = 4

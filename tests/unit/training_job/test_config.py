@@ -9,7 +9,7 @@ import pytest
 from kinemill.errors import ConfigError, UnknownKeyError
 from kinemill.training.job.config import load_config
 
-GOOD = 'run = "run"\n[data]\nmanifest = "m.arrow"\n'
+GOOD = 'run = "run"\n[data]\nmanifest = "m"\nstore = "s3://corpus"\n'
 
 
 def write(folder: Path, text: str) -> Path:

@@ -30,9 +30,9 @@ class DataConfig:
     """What to learn from."""
 
     manifest: str
-    """Manifest of the episodes to train on and to hold out: a local path or a key of the store."""
-    store: str = ""
-    """URL of the object store that holds the episodes, such as `s3://corpus`."""
+    """Id of the manifest that names the episodes to train on and to hold out."""
+    store: str
+    """URL of the object store that holds manifest and episodes, such as `s3://corpus`."""
     mode: str = "node_mmap"
     cameras: tuple[str, ...] = ("/cam/scene", "/cam/wrist")
     state: str = "/joint_states"
@@ -44,6 +44,8 @@ class DataConfig:
     """Actions to predict at once."""
     step_s: float = 0.05
     """Time between the actions of a chunk."""
+    workers: int = 0
+    """Reading processes per rank; 0 reads between the steps."""
     train_split: str = "train"
     held_out_split: str = "val"
     max_masked_share: float = 0.02
@@ -137,6 +139,7 @@ class JobConfig:
             ("data.chunk_steps", self.data.chunk_steps),
             ("data.width", self.data.width),
             ("data.height", self.data.height),
+            ("data.workers + 1", self.data.workers + 1),
         ):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be 1 or more")
