@@ -9,7 +9,6 @@ a file in order.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import struct
 import tempfile
@@ -30,6 +29,7 @@ from kinemill.episode.checksum import crc32
 from kinemill.episode.chunks import BuiltChunk
 from kinemill.episode.groups import SpanGroup, VideoGroup
 from kinemill.episode.h264 import check_packet
+from kinemill.episode.hashing import StreamHash
 from kinemill.episode.index import index_attachment
 from kinemill.episode.layout import run_lengths
 from kinemill.episode.messages import audio_message, depth_message, event_message, points_message, text_message
@@ -67,7 +67,7 @@ class _Out:
         self._stream = stream
         self.at = 0
         self.crc = 0
-        self.sha256 = hashlib.sha256()
+        self.sha256 = StreamHash()
 
     def write(self, data: bytes) -> None:
         written = self._stream.write(data)
@@ -634,6 +634,7 @@ class EpisodeWriter:
         for spool in self._spools.values():
             spool.close()
         self._spools.clear()
+        self._out.sha256.stop()
         if self._temporary is not None:
             self._stream.close()
             self._temporary.unlink(missing_ok=True)

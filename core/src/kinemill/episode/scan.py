@@ -1,0 +1,158 @@
+"""Walk an MCAP from its first byte to the last complete record, trusting no length in it.
+
+For what has to see the whole file: `verify`, and `repack` of files whose index is missing or lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, Protocol, Self
+
+from kinemill.contracts.store import Store
+from kinemill.episode import wire
+from kinemill.errors import CorruptError, LimitError, TruncatedError
+
+__all__ = ["FileSource", "Record", "Source", "StoreSource", "records_in"]
+
+MAX_RECORD: Final = 1 << 30
+"""Longer records are refused, as other tools do."""
+_AHEAD: Final = 4 << 20
+
+
+class Source(Protocol):
+    """Bytes of a known size that can be read anywhere."""
+
+    name: str
+    size: int
+
+    def read(self, start: int, length: int) -> bytes:
+        """Exactly `length` bytes."""
+        ...
+
+
+class FileSource:
+    """A local file. The handle is opened at once and closed by `close` or the with-statement."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._file: IO[bytes] = path.open("rb", buffering=0)
+        self.size = self._file.seek(0, 2)
+        self._at = self.size
+
+    def read(self, start: int, length: int) -> bytes:
+        """As `Source.read`."""
+        if self._at != start:
+            self._file.seek(start)
+        out = bytearray(length)
+        view = memoryview(out)
+        done = 0
+        while done < length:
+            n = self._file.readinto(view[done:])  # type: ignore[attr-defined]  # an unbuffered file is a FileIO
+            if not n:
+                raise TruncatedError(f"{self.name}: it ends at {start + done}, {start + length} expected")
+            done += n
+        self._at = start + length
+        return bytes(out) if length < 4096 else out  # type: ignore[return-value]  # a bytearray serves; saves a copy
+
+    def close(self) -> None:
+        """Give the handle back."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class StoreSource:
+    """An object in a store, by ranged reads of 4 MiB and more."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self.name = f"{store.url}/{key}"
+        self.size = store.head(key).size_bytes
+        self._store = store
+        self._key = key
+
+    def read(self, start: int, length: int) -> bytes:
+        """As `Source.read`."""
+        return self._store.get_range(self._key, start, length) if length else b""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of the file: its place, and all its bytes from the opcode on."""
+
+    op: int
+    offset: int
+    data: memoryview
+
+    @property
+    def body(self) -> memoryview:
+        """What follows opcode and length."""
+        return self.data[wire.RECORD_HEAD.size :]
+
+
+class _Buffered:
+    """Sequential reads out of blocks of 4 MiB."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._base = 0
+        self._block = memoryview(b"")
+
+    def get(self, start: int, length: int) -> memoryview:
+        at = start - self._base
+        if at >= 0 and at + length <= len(self._block):
+            return self._block[at : at + length]
+        size = min(max(length, _AHEAD), self._source.size - start)
+        self._base, self._block = start, memoryview(self._source.read(start, size))
+        return self._block[:length]
+
+
+def records_in(source: Source) -> Iterator[Record]:
+    """Every record from the start, the footer last.
+
+    A record's bytes are views of a block of the file, which lives as long as they do.
+
+    Raises:
+        CorruptError: No MCAP, or a record that cannot be.
+        TruncatedError: The file ends inside a record, or without a footer. All complete records
+            were handed out before.
+        LimitError: A record of more than 1 GiB.
+    """
+    if source.size < len(wire.MAGIC) or bytes(source.read(0, len(wire.MAGIC))) != wire.MAGIC:
+        raise CorruptError(f"{source.name}: it does not start as an MCAP does")
+    buffered = _Buffered(source)
+    at = len(wire.MAGIC)
+    while True:
+        left = source.size - at
+        if left < wire.RECORD_HEAD.size:
+            raise TruncatedError(
+                f"{source.name}: it ends at {source.size} without a footer; the last record ended at {at}"
+            )
+        op, length = wire.RECORD_HEAD.unpack(buffered.get(at, wire.RECORD_HEAD.size))
+        if op == 0:
+            raise CorruptError(f"{source.name}: a record of type 0 at {at}")
+        whole = wire.RECORD_HEAD.size + length
+        if whole > left:
+            raise TruncatedError(
+                f"{source.name}: a record of type {op:#x} at {at} says {length} bytes, {left - 9} are left"
+            )
+        if length > MAX_RECORD:
+            raise LimitError(f"{source.name}: a record of {length >> 20} MiB at {at}; at most {MAX_RECORD >> 20} MiB")
+        yield Record(op, at, buffered.get(at, whole))
+        at += whole
+        if op == wire.Op.FOOTER:
+            return
