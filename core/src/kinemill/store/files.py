@@ -18,6 +18,7 @@ __all__ = ["FileStore"]
 
 _PRIVATE = ".kinemill-store"
 _COPY_BYTES = 4 << 20
+_LINK_TRIES = 20
 
 
 class FileStore:
@@ -102,8 +103,14 @@ class FileStore:
         target = self._path(key)
         temporary = self._write(data)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(temporary, target)
+            for attempt in range(_LINK_TRIES):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(temporary, target)
+                    break
+                except FileNotFoundError:  # a `delete` beside us took the empty folder away
+                    if attempt == _LINK_TRIES - 1:
+                        raise
         except FileExistsError as exc:
             raise ConflictError(f"{self.url}/{key}: exists already") from exc
         finally:
@@ -198,8 +205,16 @@ class FileStore:
         )
 
     def delete(self, key: str) -> None:
-        """Remove; a missing key is no error."""
-        self._path(key).unlink(missing_ok=True)
+        """Remove, with the folders that are empty then; a missing key is no error."""
+        path = self._path(key)
+        path.unlink(missing_ok=True)
+        for folder in path.parents:
+            if folder == self.root:
+                return
+            try:
+                folder.rmdir()
+            except OSError:
+                return
 
 
 def _is_file(found: os.stat_result) -> bool:

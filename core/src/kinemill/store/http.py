@@ -209,6 +209,12 @@ class S3Http:
     def put(self, key: str, body: bytes | IO[bytes], body_bytes: int, headers: Mapping[str, str]) -> str | None:
         """One PUT; the etag."""
         reply = self.request("PUT", key, headers=headers, body=body, body_bytes=body_bytes)
+        if reply.status == 409:
+            # Two writers at once: S3 asks the loser to come back, unless the key is there by now.
+            try:
+                self.head(key)
+            except NotFoundError as exc:
+                raise UnavailableError(f"{self.address.url}: PUT {key}: a concurrent write is under way") from exc
         if reply.status not in (200, 201, 204):
             raise self._refuse(reply, "PUT", key)
         return _plain(reply.headers.get("etag"))

@@ -38,6 +38,7 @@ _NONCE = "x-amz-meta-kinemill-put"
 _ONE_PUT_BYTES = 64 << 20
 _PART_BYTES = 64 << 20
 _PARTS_MAX = 10_000
+_PAGE_KEYS = 1000
 _STATUS = re.compile(r"status code: (\d{3})")
 _TRANSIENT_4XX = (408, 429)
 
@@ -174,21 +175,13 @@ class S3Store:
 
     def list(self, prefix: str = "") -> Iterator[ObjectMeta]:
         """Key order, page by page; a page that fails is asked for again, behind the last key seen."""
-        full = self.address.key(prefix)
-        cut = len(self.address.prefix) + 1 if self.address.prefix else 0
         after, more = "", True
         while more:
-            seen = after
-
-            def body(_: int, seen: str = seen) -> tuple[list[ObjectMeta], bool]:
-                return self._http.list_page(full, seen)
-
-            page, more = self._call(f"list {prefix}", body)
+            page, more = self.list_page(prefix, after, _PAGE_KEYS)
             if more and not page:
                 raise ExternalError(f"{self.url}: an empty page that says there is more")
-            for meta in page:
-                after = meta.key
-                yield ObjectMeta(meta.key[cut:], meta.size_bytes, meta.etag, meta.modified_ns)
+            yield from page
+            after = page[-1].key if page else after
 
     def download(
         self, key: str, path: Path, *, etag: str | None = None, size_bytes: int | None = None, part_bytes: int = 8 << 20
@@ -258,7 +251,17 @@ class S3Store:
                     return self._mine(key, full, nonce[_NONCE], attempt)
 
             return self._call(f"put {key}", once)
-        part = max(_PART_BYTES, -(-size // _PARTS_MAX))
+        return self._create_parts(key, file, size, max(_PART_BYTES, -(-size // _PARTS_MAX)))
+
+    def create_in_parts(self, key: str, path: Path, *, part_bytes: int) -> ObjectMeta:
+        """`put_if_absent` of a file as a multipart upload with parts of `part_bytes` (5 MiB or more)."""
+        with path.open("rb") as file:
+            return self._create_parts(key, file, os.fstat(file.fileno()).st_size, part_bytes)
+
+    def _create_parts(self, key: str, file: IO[bytes], size: int, part: int) -> ObjectMeta:
+        full = self.address.key(key)
+        nonce = {_NONCE: secrets.token_hex(8)}
+        create = {"if-none-match": "*"}
         upload = self._call(f"put {key}", lambda _: self._http.create_multipart(full, nonce))
         try:
             etags = []
@@ -287,6 +290,24 @@ class S3Store:
     def delete(self, key: str) -> None:
         """Remove; a missing key is no error."""
         self._call(f"delete {key}", lambda _: self._http.delete(self.address.key(key)))
+
+    # ---- for `kinemill.store.check`
+
+    def put_with_headers(self, key: str, data: bytes, headers: Mapping[str, str]) -> str | None:
+        """One unconditional PUT with further headers; the etag."""
+        return self._call(f"put {key}", lambda _: self._http.put(self.address.key(key), data, len(data), headers))
+
+    def list_page(self, prefix: str, after: str, page_keys: int) -> tuple[Sequence[ObjectMeta], bool]:
+        """One page of `list`, and whether there is more."""
+        cut = len(self.address.prefix) + 1 if self.address.prefix else 0
+        full, behind = self.address.key(prefix), self.address.key(after) if after else ""
+        page, more = self._call(f"list {prefix}", lambda _: self._http.list_page(full, behind, page_keys))
+        return [ObjectMeta(m.key[cut:], m.size_bytes, m.etag, m.modified_ns) for m in page], more
+
+    def with_other_secret(self) -> S3Store:
+        """The same bucket with a secret that is not ours."""
+        wrong = Credentials(self._credentials.access_key, secrets.token_urlsafe(30))
+        return S3Store(self.address, wrong, retry=Retry(attempts=1), timeout_s=self._timeout_s)
 
 
 class AsyncS3Store:
