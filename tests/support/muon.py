@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from support.muon_fabric import CARD, Fabric, enter
+
 __all__ = ["Failed", "Fleet", "fleet"]
 
 _DEADLINE_S = 90.0
@@ -38,11 +40,12 @@ class Failed:
 class Fleet:
     """`sum(nodes)` workers in one process group over gloo."""
 
-    def __init__(self, nodes: Sequence[int]) -> None:
+    def __init__(self, nodes: Sequence[int], network: Fabric | None = None) -> None:
         """Start them.
 
         Args:
             nodes: Ranks of each pretend node.
+            network: Where each node has a network namespace of its own; None is the loopback.
         """
         self.nodes = tuple(nodes)
         context = multiprocessing.get_context("forkserver")
@@ -60,7 +63,9 @@ class Fleet:
                     "LOCAL_RANK": str(local),
                     "LOCAL_WORLD_SIZE": str(ranks),
                     "KINEMILL_NODE_ID": f"node-{node}",
-                    "GLOO_SOCKET_IFNAME": "lo",
+                    "GLOO_SOCKET_IFNAME": CARD if network else "lo",
+                    "TEST_NETWORK": network.name(node) if network else "",
+                    "TEST_MASTER": network.address(0) if network else "127.0.0.1",
                     "KINEMILL_CONFIG_DIR": "/nonexistent",
                 }
                 process = context.Process(target=_serve, args=(theirs, env), daemon=True)
@@ -113,9 +118,9 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleet(*nodes: int) -> Iterator[Fleet]:
+def fleet(*nodes: int, network: Fabric | None = None) -> Iterator[Fleet]:
     """A fleet for a block."""
-    found = Fleet(nodes)
+    found = Fleet(nodes, network)
     try:
         yield found
     finally:
@@ -125,6 +130,8 @@ def fleet(*nodes: int) -> Iterator[Fleet]:
 def _serve(pipe: Connection, env: dict[str, str]) -> None:
     import datetime as dt
 
+    if env["TEST_NETWORK"]:
+        enter(env["TEST_NETWORK"])
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore
@@ -134,10 +141,10 @@ def _serve(pipe: Connection, env: dict[str, str]) -> None:
     rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
     limit = dt.timedelta(seconds=60)
     if rank == 0:
-        store = TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False, timeout=limit)
+        store = TCPStore(env["TEST_MASTER"], 0, world, is_master=True, wait_for_workers=False, timeout=limit)
         pipe.send(store.port)
     else:
-        store = TCPStore("127.0.0.1", pipe.recv(), world, is_master=False, timeout=limit)
+        store = TCPStore(env["TEST_MASTER"], pipe.recv(), world, is_master=False, timeout=limit)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
     pipe.send("up")
     while True:

@@ -394,3 +394,16 @@ def broken_groups(rank: int) -> bool:
     token = torch.ones(1)
     dist.all_reduce(token)
     return bool(token.item() == dist.get_world_size())
+
+
+def measured(rank: int) -> dict[str, Any]:
+    """Measure small matrices on this fleet."""
+    from kinemill.training.muon.measure import measure
+
+    found = measure([(32, 64)] * 8, device=torch.device("cpu"), bucket_mb=0.01, repeats=1)
+    return {
+        "rows": [(r.nodes, r.node_s, r.world_s) for r in found.rows],
+        "node_threshold": found.node_threshold,
+        "fabric": found.rates.fabric,
+        "topology": found.topology,
+    }

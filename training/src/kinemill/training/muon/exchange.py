@@ -12,7 +12,7 @@ inside the node. A flat ring would push (W - 1) / W of the bytes through each no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,10 @@ from kinemill.training.muon.groups import Groups
 from kinemill.training.muon.layout import rows_of
 from kinemill.training.muon.plan import Matrix
 
-__all__ = ["Exchange", "Job", "ShardExchange", "WholeExchange", "lost", "make_exchange", "make_job"]
+# torch 2.13 renamed it and warns at the old name; earlier ones know the old name only.
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+__all__ = ["Exchange", "Job", "ShardExchange", "WholeExchange", "all_gather", "lost", "make_exchange", "make_job"]
 
 
 @dataclass(slots=True)
@@ -132,7 +135,7 @@ class Exchange:
         members = dist.get_world_size(group)
         out = job.buffer.new_empty(members * job.buffer.numel())
         try:
-            work = dist.all_gather_into_tensor(out, job.buffer, group=group, async_op=True)
+            work = all_gather(out, job.buffer, group=group, async_op=True)
         except RuntimeError as exc:
             raise lost(self.groups.rank, f"bucket {job.number}, exchange over the {kind} group", exc) from exc
         job.flight.append((work, kind))
