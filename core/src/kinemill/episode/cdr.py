@@ -21,7 +21,7 @@ from kinemill.errors import CorruptError, UnsupportedError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["JointTemplate", "decode_one", "encode_string", "joint_template"]
+__all__ = ["CdrCursor", "JointTemplate", "decode_one", "encode_string", "joint_template"]
 
 _HEAD = b"\0\1\0\0"
 _FIELDS = ("position", "velocity", "effort")
@@ -128,7 +128,9 @@ def joint_template(names: tuple[str, ...], fields: tuple[str, ...], frame_id: st
     return JointTemplate(data, 4, tuple(blocks), fixed)
 
 
-class _Cursor:
+class CdrCursor:
+    """Reads the fields of a CDR message; no length in it is believed before it is checked."""
+
     __slots__ = ("_big", "at", "data")
 
     def __init__(self, data: bytes | memoryview) -> None:
@@ -139,6 +141,7 @@ class _Cursor:
         self.at = 4
 
     def number(self, code: str, size: int, align: int) -> Any:
+        """A number by its struct code."""
         self.at += -(self.at - 4) % align
         if self.at + size > len(self.data):
             raise CorruptError(f"CDR message of {len(self.data)} bytes ends inside a field at byte {self.at}")
@@ -146,13 +149,15 @@ class _Cursor:
         self.at += size
         return value
 
-    def count(self, item: int) -> int:
+    def count(self, item: int, *, most: int = _MAX_ITEMS) -> int:
+        """The length of an array of items of at least so many bytes."""
         n: int = self.number("I", 4, 4)
-        if n > _MAX_ITEMS or n * item > len(self.data) - self.at:
+        if n > most or n * item > len(self.data) - self.at:
             raise CorruptError(f"CDR message declares {n} items where {len(self.data) - self.at} bytes are left")
         return n
 
     def text(self) -> str:
+        """A string."""
         n = self.count(1)
         raw = bytes(self.data[self.at : self.at + n])
         self.at += n
@@ -161,7 +166,14 @@ class _Cursor:
         except UnicodeDecodeError as exc:
             raise CorruptError(f"CDR string is not UTF-8: {raw[:20]!r}") from exc
 
+    def raw(self) -> memoryview:
+        """A `uint8[]`."""
+        n = self.count(1, most=1 << 30)
+        self.at += n
+        return self.data[self.at - n : self.at]
+
     def doubles(self) -> NDArray[np.float64]:
+        """A `float64[]`."""
         n = self.count(8)
         if n == 0:
             return np.empty(0)
@@ -182,7 +194,7 @@ def decode_one(
         CorruptError: It ends too early, or declares more than it holds.
         UnsupportedError: Another encapsulation.
     """
-    cursor = _Cursor(data)
+    cursor = CdrCursor(data)
     cursor.number("i", 4, 4)
     cursor.number("I", 4, 4)
     frame_id = cursor.text()
@@ -202,4 +214,4 @@ def decode_string(data: bytes | memoryview) -> str:
     Raises:
         CorruptError: Not one.
     """
-    return _Cursor(data).text()
+    return CdrCursor(data).text()

@@ -33,7 +33,7 @@ from kinemill.episode.hashing import StreamHash
 from kinemill.episode.index import index_attachment
 from kinemill.episode.layout import run_lengths
 from kinemill.episode.messages import audio_message, depth_message, event_message, points_message, text_message
-from kinemill.episode.schemas import VIDEO, SchemaText, schema_for
+from kinemill.episode.schemas import JOINT_STATE, VIDEO, SchemaText, schema_for
 from kinemill.episode.topics import NS, Profile, TopicSpec, group_of, profile_of
 from kinemill.errors import StateError, UsageError
 
@@ -143,6 +143,8 @@ class EpisodeWriter:
         self._messages: Counter[str] = Counter()
         self._sizes: dict[str, tuple[int, int]] = {}
         self._attachments: list[tuple[str, str, bytes, int]] = []
+        self._described: list[tuple[str, dict[str, str]]] = []
+        self._metadata_index: list[bytes] = []
         self._counts: Counter[str] = Counter()
         self._pumped: dict[str, tuple[int, int]] = {}
         self._state = "new"
@@ -312,6 +314,12 @@ class EpisodeWriter:
             raise UsageError(f"attachment {name}: names that start with 'tg.' belong to the format")
         self._attachments.append((name, media_type, bytes(data), int(t_ns)))
 
+    def describe(self, name: str, items: Mapping[str, str]) -> None:
+        """Keep a map of strings as an MCAP metadata record of its own."""
+        if name.startswith("tg."):
+            raise UsageError(f"metadata {name}: names that start with 'tg.' belong to the format")
+        self._described.append((name, dict(items)))
+
     def note(self, what: str, times: int = 1) -> None:
         """Add to the receipt's `counts`, e.g. `dropped_frames` that the source tells of."""
         self._counts[what] += times
@@ -351,9 +359,7 @@ class EpisodeWriter:
         out.write(wire.record(wire.Op.HEADER, wire.string("") + wire.string(writer_name())))
         for body in self._schema_and_channel_records():
             out.write(body)
-        self._layout_at = out.at
-        out.write(self._layout_record())
-        self._layout_length = out.at - self._layout_at
+        self._write_metadata("tg.layout", self._layout_items())
 
     def _schema_and_channel_records(self) -> list[bytes]:
         ids: dict[SchemaText, int] = {}
@@ -379,9 +385,15 @@ class EpisodeWriter:
         self._head_records = (len(schemas), schemas, channels)
         return schemas + channels
 
-    def _layout_record(self) -> bytes:
+    def _write_metadata(self, name: str, items: Mapping[str, str]) -> None:
+        whole = wire.record(wire.Op.METADATA, wire.string(name) + wire.string_map(items))
+        entry = struct.pack("<QQ", self._out.at, len(whole)) + wire.string(name)
+        self._metadata_index.append(wire.record(wire.Op.METADATA_INDEX, entry))
+        self._out.write(whole)
+
+    def _layout_items(self) -> dict[str, str]:
         profile = self.profile
-        items = {
+        return {
             **self._metadata,
             "version": "1",
             "episode_id": self.episode_id,
@@ -394,7 +406,6 @@ class EpisodeWriter:
             "encoder": f"libx264 preset={profile.preset} tune={profile.tune} crf={profile.crf:g}",
             "groups": records.dumps({g.name: [s.topic for s in g.specs] for g in self._groups.values()}),
         }
-        return wire.record(wire.Op.METADATA, wire.string("tg.layout") + wire.string_map(items))
 
     def _place(self, name: str, chunk: BuiltChunk, record: bytes, index: bytes) -> None:
         out = self._out
@@ -466,6 +477,8 @@ class EpisodeWriter:
         self._append_spools()
         for group in self._groups.values():
             self._counts.update(group.counts)
+        for name, items in self._described:
+            self._write_metadata(name, items)
         draft = self._draft()
         attachments = [*self._attachments, ("tg.index", "application/x-kinemill-index", index_attachment(draft), 0)]
         attachment_index = [self._write_attachment(*a) for a in attachments]
@@ -516,7 +529,7 @@ class EpisodeWriter:
                         *size,
                         spec.names,
                         spec.units,
-                        spec.fields if spec.names and spec.schema is None else (),
+                        spec.fields if spec.names and schema[spec.topic].name == JOINT_STATE else (),
                     )
                 )
             table = ChunkTable(
@@ -598,18 +611,17 @@ class EpisodeWriter:
             len(schemas),
             len(channels),
             len(attachment_index),
-            1,
+            len(self._metadata_index),
             len(chunk_indexes),
             draft.t_first_ns,
             draft.t_last_ns,
             10 * len(totals),
         ) + b"".join(struct.pack("<HQ", *pair) for pair in sorted(totals))
-        metadata_index = struct.pack("<QQ", self._layout_at, self._layout_length) + wire.string("tg.layout")
         sections = [
             (wire.Op.SCHEMA, schemas),
             (wire.Op.CHANNEL, channels),
             (wire.Op.STATISTICS, [wire.record(wire.Op.STATISTICS, statistics)]),
-            (wire.Op.METADATA_INDEX, [wire.record(wire.Op.METADATA_INDEX, metadata_index)]),
+            (wire.Op.METADATA_INDEX, self._metadata_index),
             (wire.Op.ATTACHMENT_INDEX, attachment_index),
             (wire.Op.CHUNK_INDEX, chunk_indexes),
         ]
