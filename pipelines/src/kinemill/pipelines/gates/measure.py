@@ -41,6 +41,8 @@ class TopicMeasure:
     """Largest distance of a quaternion's norm from 1."""
     psnr_db: float | None = None
     """Of pictures read back from the finished file against what was written; the lowest of the samples."""
+    undecodable: int = 0
+    """Passed-through pictures of the finished file that do not decode, or only with damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,11 @@ class PictureMeter:
         self._sum = [0.0, 0.0, 0.0]
         self._summed = 0
 
+    @property
+    def count(self) -> int:
+        """Pictures so far."""
+        return self._count
+
     def add(self, t_ns: int, image: NDArray[Any] | None, packet: bytes | None) -> None:
         """One more picture, decoded or as a packet."""
         import hashlib
@@ -127,7 +134,7 @@ class PictureMeter:
             self._sum = [a + float(b) for a, b in zip(self._sum, mean, strict=True)]
             self._summed += 1
 
-    def result(self, psnr_db: float | None = None) -> TopicMeasure:
+    def result(self, psnr_db: float | None = None, undecodable: int = 0) -> TopicMeasure:
         """What was measured."""
         return TopicMeasure(
             topic=self._topic,
@@ -140,4 +147,5 @@ class PictureMeter:
             frozen=self._frozen,
             mean_rgb=tuple(round(s / self._summed, 2) for s in self._sum) if self._summed else (),
             psnr_db=None if psnr_db is None or not math.isfinite(psnr_db) else round(psnr_db, 2),
+            undecodable=undecodable,
         )

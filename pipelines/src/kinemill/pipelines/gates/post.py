@@ -73,6 +73,9 @@ def _topic(m: TopicMeasure, vendor: VendorSpec, where: str, *, camera: bool) -> 
     if camera and m.messages > 1 and m.frozen > limits.max_frozen_ratio * (m.messages - 1):
         text = f"{where}: {m.frozen} of {m.messages} pictures equal the one before: the camera was frozen"
         out.append(Finding("frozen_camera", Level.FAIL, text))
+    if m.undecodable:
+        text = f"{where}: {m.undecodable} of {m.messages} pictures do not decode, or only with damage"
+        out.append(Finding("undecodable", Level.FAIL, text, {"pictures": str(m.undecodable)}))
     if camera and m.psnr_db is not None and m.psnr_db < MIN_PSNR_DB:
         text = (
             f"{where}: pictures read back differ from what was written ({m.psnr_db:.1f} dB, expected {MIN_PSNR_DB:g})"

@@ -15,7 +15,7 @@ from kinemill.pipelines.adapters.mapping import quaternion_norm
 from kinemill.pipelines.adapters.registry import adapter
 from kinemill.pipelines.adapters.vendor import StateMap, VendorSpec
 from kinemill.pipelines.gates.measure import Converted, PictureMeter, TopicMeasure, measure_state
-from kinemill.pipelines.ingest.readback import worst_psnr
+from kinemill.pipelines.ingest.readback import undecodable, worst_psnr
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,8 +120,10 @@ def _write(
     receipt = writer.receipt
     assert receipt is not None  # noqa: S101 - close() returned
     psnr = worst_psnr(out, samples)
+    # Packets that nobody of ours has encoded are all decoded once: FFmpeg hides damage from whoever looks at one.
+    bad = undecodable(out, {c.topic: meters[c.topic].count for c in raw.cameras}) if through else {}
     specs = {m.topic: m for m in (vendor.states or {}).values()}
-    measures: list[TopicMeasure] = [meters[c.topic].result(psnr.get(c.topic)) for c in raw.cameras]
+    measures: list[TopicMeasure] = [meters[c.topic].result(psnr.get(c.topic), bad.get(c.topic, 0)) for c in raw.cameras]
     for state, original in zip(states, raw.states, strict=True):
         spec = specs.get(state.topic, StateMap(state.topic))
         measure = measure_state(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["worst_psnr"]
+__all__ = ["undecodable", "worst_psnr"]
 
 
 def worst_psnr(path: Path, samples: Mapping[str, Sequence[tuple[int, NDArray[Any]]]]) -> dict[str, float]:
@@ -39,9 +39,7 @@ def worst_psnr(path: Path, samples: Mapping[str, Sequence[tuple[int, NDArray[Any
             if message.log_time > last[topic]:
                 continue
             if topic not in decoders:
-                decoders[topic] = av.CodecContext.create("h264", "r")
-                decoders[topic].thread_count = 1
-                decoders[topic].options = {"flags": "low_delay"}
+                decoders[topic] = _decoder()
             packet = av.Packet(CompressedVideo.FromString(message.data).data)
             packet.pts = message.log_time
             for frame in decoders[topic].decode(packet):
@@ -50,6 +48,45 @@ def worst_psnr(path: Path, samples: Mapping[str, Sequence[tuple[int, NDArray[Any
         for frame in decoder.decode(None):
             _compare(frame, topic, wanted, worst, found)
     return {topic: value if found[topic] == set(wanted[topic]) else 0.0 for topic, value in worst.items()}
+
+
+def undecodable(path: Path, expected: Mapping[str, int]) -> dict[str, int]:
+    """By camera topic, how many of the `expected` pictures do not come out of a stock decoder whole.
+
+    Args:
+        path: The finished file.
+        expected: Pictures by topic.
+    """
+    import av
+    from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
+    from mcap.reader import make_reader
+
+    decoders: dict[str, Any] = {}
+    good = dict.fromkeys(expected, 0)
+    with path.open("rb") as file:
+        for _, channel, message in make_reader(file, validate_crcs=True).iter_messages(topics=list(expected)):
+            if channel.topic not in decoders:
+                decoders[channel.topic] = _decoder()
+            try:
+                frames = decoders[channel.topic].decode(av.Packet(CompressedVideo.FromString(message.data).data))
+            except av.error.FFmpegError:
+                continue
+            good[channel.topic] += sum(not frame.is_corrupt for frame in frames)
+    for topic, decoder in decoders.items():
+        try:
+            good[topic] += sum(not frame.is_corrupt for frame in decoder.decode(None))
+        except av.error.FFmpegError:
+            continue
+    return {topic: max(0, number - good[topic]) for topic, number in expected.items()}
+
+
+def _decoder() -> Any:
+    import av
+
+    decoder: Any = av.CodecContext.create("h264", "r")
+    decoder.thread_count = 1
+    decoder.options = {"flags": "low_delay", "err_detect": "explode"}
+    return decoder
 
 
 def _compare(

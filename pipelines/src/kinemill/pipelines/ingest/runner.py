@@ -43,6 +43,8 @@ class IngestReport:
     published: int
     """Episodes published by this run."""
     bytes_published: int = 0
+    put_aside: int = 0
+    """Episodes and recordings that this run put aside."""
     quarantined: tuple[QuarantineRecord, ...] = ()
     """Everything of this batch that lies aside, from earlier runs too."""
     failed: tuple[str, ...] = ()
@@ -117,9 +119,13 @@ def run_plan(
     started = time.monotonic()
     told = threading.Lock()
 
+    put_aside = 0
+
     def tell(event: Event) -> None:
-        if on_event is not None:
-            with told:
+        nonlocal put_aside
+        with told:
+            put_aside += event.kind == "quarantine"
+            if on_event is not None:
                 on_event(event)
 
     tell(Event("plan", "", plan.batch, {"recordings": len(plan.items), "to_do": len(plan.to_do)}))
@@ -148,6 +154,7 @@ def run_plan(
         done_before=len(plan.items) - len(plan.to_do),
         published=outcome.counts.get("publish.published", 0),
         bytes_published=outcome.counts.get("publish.bytes", 0),
+        put_aside=put_aside,
         quarantined=tuple(ledger.quarantined(plan.batch)),
         failed=tuple(outcome.failed),
         warnings=(*(f.message for f in plan.findings), *outcome.warnings),

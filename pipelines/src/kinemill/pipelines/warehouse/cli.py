@@ -1,0 +1,109 @@
+"""`kinemill warehouse`: export the catalog's changes, see how far that came, ask in SQL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import click
+
+from kinemill.pipelines.parts import answer, open_catalog, open_iceberg, open_warehouse, options, settings_of
+
+__all__ = ["warehouse"]
+
+
+@click.group()
+def warehouse() -> None:
+    """Sync and query the warehouse tables.
+
+    Example: kinemill warehouse sync
+    """
+
+
+@warehouse.command()
+@options("catalog", "warehouse", "json")
+def sync(catalog_url: str | None, warehouse_url: str | None, as_json: bool) -> None:
+    """Export everything that changed in the catalog since the last time.
+
+    \b
+    Exit: 0 done, 1 another export is at work, 75 try again.
+    Example: kinemill warehouse sync --json
+    """
+    from kinemill.pipelines.warehouse.export import Exporter
+
+    settings = settings_of(catalog_url=catalog_url, warehouse_url=warehouse_url)
+    with open_catalog(settings) as catalog:
+        report = Exporter(catalog, open_iceberg(settings, catalog)).run()
+
+    def lines() -> Iterator[str]:
+        yield f"{report.rows} rows in {report.commits} commits, {report.seconds:.1f} s"
+        if report.resynced:
+            yield "the catalog was new to this warehouse, or restored: all episodes were sent"
+
+    answer(report, lines, as_json=as_json)
+
+
+@warehouse.command()
+@options("catalog", "warehouse", "json")
+def status(catalog_url: str | None, warehouse_url: str | None, as_json: bool) -> None:
+    """Show how far the warehouse is behind the catalog.
+
+    \b
+    Exit: 0 shown, 75 catalog or store is gone.
+    Example: kinemill warehouse status
+    """
+    from kinemill.pipelines.warehouse.export import export_lag
+
+    settings = settings_of(catalog_url=catalog_url, warehouse_url=warehouse_url)
+    with open_catalog(settings) as catalog:
+        target = open_iceberg(settings, catalog)
+        lag = export_lag(catalog, target.watermark())
+        table = target.table()
+        snapshot = table.current_snapshot()
+    data = {
+        "lag": lag,
+        "snapshot_id": None if snapshot is None else snapshot.snapshot_id,
+        "location": table.metadata_location,
+    }
+
+    def lines() -> Iterator[str]:
+        yield f"{lag.rows} changes behind, the oldest {lag.seconds:.1f} s old"
+        yield f"snapshot {data['snapshot_id']}, {data['location']}"
+        for held in lag.held_by:
+            yield f"held back by {held}"
+
+    answer(data, lines, as_json=as_json)
+
+
+@warehouse.command()
+@click.argument("query")
+@click.option("--at", "snapshot", type=int, help="Warehouse snapshot; the newest if not given.")
+@options("catalog", "warehouse", "json")
+def sql(query: str, snapshot: int | None, catalog_url: str | None, warehouse_url: str | None, as_json: bool) -> None:
+    """Run one SELECT over `episodes` (current rows) and `versions` (all of them).
+
+    \b
+    Exit: 0 shown, 1 the warehouse is empty, 2 the query is wrong.
+    Example: kinemill warehouse sql "select vendor, count(*) from episodes group by 1"
+    """
+    settings = settings_of(catalog_url=catalog_url, warehouse_url=warehouse_url)
+    with open_catalog(settings) as catalog, open_warehouse(settings, catalog, snapshot) as engine:
+        names, rows = engine.person(query)
+    cells = [[_cell(v) for v in row] for row in rows]
+
+    def lines() -> Iterator[str]:
+        widths = [max([len(n), *(len(str(r[i])) for r in cells)]) for i, n in enumerate(names)]
+        table: list[list[str]] = [list(names), *([str(v) for v in row] for row in cells)]
+        for row in table:
+            yield "  ".join(v.ljust(w) for v, w in zip(row, widths, strict=True)).rstrip()
+
+    answer({"columns": names, "rows": cells}, lines, as_json=as_json)
+
+
+def _cell(value: object) -> str | int | float | bool | None:
+    """A value that JSON has a form for."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value.hex() if isinstance(value, bytes) else str(value)
