@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinemill.errors import DeadlineError, UnavailableError
+from kinemill.errors import DeadlineError, UnavailableError, UsageError
 from kinemill.process.account import Account
 
 __all__ = ["Child", "ProcessId", "sweep"]
@@ -111,10 +111,13 @@ class Child:
         name: One word.
         argv: Absolute program and arguments; nothing secret (anybody can read a command line).
         env: The whole environment.
-        cwd: Where it runs; leftovers are recognised by it, so give each server its own.
+        cwd: Where it runs: `folder`, or one of the server's own elsewhere. Leftovers are recognised by it.
         account: Run as this user; None means as ourselves.
         stop_signal: What asks it to end in good order.
         die_with_parent: The kernel sends it `stop_signal` when this process dies, however it dies.
+
+    Raises:
+        UsageError: `cwd` lies above `folder`, so others may work there.
     """
 
     def __init__(
@@ -129,6 +132,8 @@ class Child:
         stop_signal: signal.Signals = signal.SIGTERM,
         die_with_parent: bool = True,
     ) -> None:
+        if cwd is not None and cwd.resolve() in folder.resolve().parents:
+            raise UsageError(f"{cwd} is not {name}'s own: give it a folder that nobody else works in")
         self.folder = folder
         self.name = name
         self.log = folder / f"{name}.log"

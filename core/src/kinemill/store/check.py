@@ -275,14 +275,11 @@ def _paging(store: Store, base: str, objects: int) -> str:
     _demand(set(found) == set(names), f"a list shows {len(set(found) & set(names))} of {objects} keys")
     _demand(found == sorted(found, key=str.encode), "a list is not in order of keys")
     if isinstance(store, S3Store):
-        after, pages = "", 0
-        paged: list[str] = []
-        more = True
-        while more:
-            page, more = store.list_page(f"{base}/", after, _PAGE)
-            _demand(bool(page) or not more, "a list ends in an empty page that says there is more")
-            pages, paged = pages + 1, paged + [meta.key for meta in page]
-            after = page[-1].key if page else after
+        page, token = store.list_page(f"{base}/", None, _PAGE)
+        paged, pages = [meta.key for meta in page], 1
+        while token is not None and pages <= objects:
+            page, token = store.list_page(f"{base}/", token, _PAGE)
+            paged, pages = paged + [meta.key for meta in page], pages + 1
         _demand(paged == found, f"{pages} pages of {_PAGE} show other keys than one list")
     return f"{objects} keys in order, whole and by pages of {_PAGE}"
 

@@ -104,7 +104,10 @@ class FileStore:
         temporary = self._write(data)
         try:
             for attempt in range(_LINK_TRIES):
-                target.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                except (FileExistsError, NotADirectoryError) as exc:
+                    raise UsageError(f"{self.url}/{key}: an object has the name of one of its folders") from exc
                 try:
                     os.link(temporary, target)
                     break

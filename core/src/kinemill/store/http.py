@@ -14,8 +14,9 @@ import http.client
 import os
 import ssl
 import threading
+import weakref
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -39,6 +40,7 @@ _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _XML_MAX = 16 << 20
+_IDLE_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Reply:
 
 
 class S3Http:
-    """One bucket. Thread-safe: a connection per thread; fork-safe: a child makes its own."""
+    """One bucket. Thread-safe: connections are pooled; fork-safe: a child makes its own."""
 
     def __init__(self, address: S3Address, credentials: Credentials, *, timeout_s: float = 30.0) -> None:
         self.address = address
@@ -68,28 +70,33 @@ class S3Http:
         else:
             self._base += f"/{quote(address.bucket)}"
         self._host = host
-        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._idle: list[http.client.HTTPConnection] = []
+        _clients.add(self)
+        weakref.finalize(self, _close_all, self._idle)
 
     # ---- wire
 
-    def _connection(self) -> http.client.HTTPConnection:
-        held = getattr(self._local, "held", None)
-        if held is not None and held[0] == os.getpid():
-            return held[1]  # type: ignore[no-any-return]  # threading.local is untyped
-        connection: http.client.HTTPConnection
+    def _take(self) -> http.client.HTTPConnection:
+        with self._lock:
+            if self._pid != os.getpid():
+                # After a fork the parent's connections are not ours to speak on; closing our copies hurts nobody.
+                _close_all(self._idle)
+                self._pid = os.getpid()
+            if self._idle:
+                return self._idle.pop()
         if self._secure:
             context = ssl.create_default_context()
-            connection = http.client.HTTPSConnection(self._host, timeout=self._timeout_s, context=context)
-        else:
-            connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
-        self._local.held = (os.getpid(), connection)
-        return connection
+            return http.client.HTTPSConnection(self._host, timeout=self._timeout_s, context=context)
+        return http.client.HTTPConnection(self._host, timeout=self._timeout_s)
 
-    def _drop(self) -> None:
-        held = getattr(self._local, "held", None)
-        if held is not None:
-            held[1].close()
-            self._local.held = None
+    def _give(self, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            if len(self._idle) < _IDLE_MAX:
+                self._idle.append(connection)
+                return
+        connection.close()
 
     def _sign(self, method: str, path: str, query: str, headers: dict[str, str], payload: str) -> dict[str, str]:
         now = datetime.now(UTC)
@@ -147,7 +154,7 @@ class S3Http:
             payload, length = _UNSIGNED, int(body_bytes or 0)
         signed = self._sign(method, path, text, extra, payload)
         signed["content-length"] = str(length)
-        connection = self._connection()
+        connection = self._take()
         try:
             connection.request(
                 method,
@@ -157,9 +164,12 @@ class S3Http:
             )
             response = connection.getresponse()
             data = response.read()
-        except (OSError, http.client.HTTPException) as exc:
-            self._drop()
+        except BaseException as exc:
+            connection.close()
+            if not isinstance(exc, OSError | http.client.HTTPException):
+                raise
             raise UnavailableError(f"{self.address.url}: {method} {key}: {type(exc).__name__}: {exc}") from exc
+        self._give(connection)
         reply = Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, data)
         if reply.status in _TRANSIENT:
             raise UnavailableError(f"{self.address.url}: {method} {key}: HTTP {reply.status} {_code(data)}")
@@ -256,11 +266,11 @@ class S3Http:
         if reply.status not in (200, 204, 404):
             raise self._refuse(reply, "DELETE", key)
 
-    def list_page(self, prefix: str, after: str, page_keys: int = 1000) -> tuple[list[ObjectMeta], bool]:
-        """Keys behind `after` in order, and whether there are more."""
+    def list_page(self, prefix: str, token: str | None, page_keys: int = 1000) -> tuple[list[ObjectMeta], str | None]:
+        """A page of keys in order, and the token of the next page; None at the end."""
         query = {"list-type": "2", "prefix": prefix, "max-keys": str(page_keys)}
-        if after:
-            query["start-after"] = after
+        if token is not None:
+            query["continuation-token"] = token
         reply = self.request("GET", "", query=query)
         if reply.status != 200:
             raise self._refuse(reply, "LIST", prefix)
@@ -274,18 +284,27 @@ class S3Http:
             )
             for item in root.findall("{*}Contents")
         ]
-        return found, root.findtext("{*}IsTruncated") == "true"
+        if root.findtext("{*}IsTruncated") != "true":
+            return found, None
+        following = root.findtext("{*}NextContinuationToken")
+        if not following or following == token:
+            raise ExternalError(f"{self.address.url}: a list page that says there is more, and not where")
+        return found, following
 
-    def list(self, prefix: str) -> Iterator[ObjectMeta]:
-        """All keys under `prefix`, page by page."""
-        after, more = "", True
-        while more:
-            page, more = self.list_page(prefix, after)
-            yield from page
-            if page:
-                after = page[-1].key
-            elif more:
-                raise ExternalError(f"{self.address.url}: an empty page that says there is more")
+
+def _close_all(idle: list[http.client.HTTPConnection]) -> None:
+    while idle:
+        idle.pop().close()
+
+
+def _fresh_locks() -> None:
+    """A lock that another thread held at the fork would stay held in the child."""
+    for client in list(_clients):
+        client._lock = threading.Lock()
+
+
+_clients: weakref.WeakSet[S3Http] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_fresh_locks)
 
 
 class _Slice:

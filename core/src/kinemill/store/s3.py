@@ -174,14 +174,12 @@ class S3Store:
         return self._call(f"head {key}", body)
 
     def list(self, prefix: str = "") -> Iterator[ObjectMeta]:
-        """Key order, page by page; a page that fails is asked for again, behind the last key seen."""
-        after, more = "", True
-        while more:
-            page, more = self.list_page(prefix, after, _PAGE_KEYS)
-            if more and not page:
-                raise ExternalError(f"{self.url}: an empty page that says there is more")
+        """Key order, page by page; a page that fails is asked for again."""
+        page, token = self.list_page(prefix, None, _PAGE_KEYS)
+        yield from page
+        while token is not None:
+            page, token = self.list_page(prefix, token, _PAGE_KEYS)
             yield from page
-            after = page[-1].key if page else after
 
     def download(
         self, key: str, path: Path, *, etag: str | None = None, size_bytes: int | None = None, part_bytes: int = 8 << 20
@@ -297,12 +295,12 @@ class S3Store:
         """One unconditional PUT with further headers; the etag."""
         return self._call(f"put {key}", lambda _: self._http.put(self.address.key(key), data, len(data), headers))
 
-    def list_page(self, prefix: str, after: str, page_keys: int) -> tuple[Sequence[ObjectMeta], bool]:
-        """One page of `list`, and whether there is more."""
+    def list_page(self, prefix: str, token: str | None, page_keys: int) -> tuple[Sequence[ObjectMeta], str | None]:
+        """One page of `list`, and the token of the next."""
         cut = len(self.address.prefix) + 1 if self.address.prefix else 0
-        full, behind = self.address.key(prefix), self.address.key(after) if after else ""
-        page, more = self._call(f"list {prefix}", lambda _: self._http.list_page(full, behind, page_keys))
-        return [ObjectMeta(m.key[cut:], m.size_bytes, m.etag, m.modified_ns) for m in page], more
+        full = self.address.key(prefix)
+        page, following = self._call(f"list {prefix}", lambda _: self._http.list_page(full, token, page_keys))
+        return [ObjectMeta(m.key[cut:], m.size_bytes, m.etag, m.modified_ns) for m in page], following
 
     def with_other_secret(self) -> S3Store:
         """The same bucket with a secret that is not ours."""
@@ -449,6 +447,10 @@ class _translated:  # noqa: N801 - reads as a with-statement
             status = int(found[1]) if (found := _STATUS.search(text)) else 0
             if status == 416 or "range started at" in text.lower():
                 raise TruncatedError(f"{self._where}: the object ends before the range asked for") from exc
+            if "non-partial" in text.lower():
+                raise ExternalError(
+                    f"{self._where}: a ranged GET was answered whole: this store ignores ranges"
+                ) from exc
             if 400 <= status < 500 and status not in _TRANSIENT_4XX:
                 raise ExternalError(f"{self._where}: {text}") from exc
             raise UnavailableError(f"{self._where}: {text}") from exc

@@ -1,0 +1,179 @@
+"""Object stores fail: answers are lost, servers go and come back, bodies end early."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from kinemill.errors import ConfigError, ConflictError, ExternalError, TruncatedError, UnavailableError
+from kinemill.store.embedded import S3Server
+from kinemill.store.retry import Retry
+from support.store import Answer, liar_before
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with S3Server() as started:
+        yield started
+
+
+class Times:
+    """True for the first `n` calls."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+BUSY = Answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
+
+
+def test_a_busy_store_is_asked_again_and_not_for_ever(server: S3Server) -> None:
+    with liar_before(server) as liar:
+        store = liar.store
+        assert store is not None
+        store.put_if_absent("k", b"0123")
+        few = Times(3)
+        liar.on_request = lambda *_: BUSY if few() else None
+        assert store.get("k") == b"0123"
+        few = Times(3)
+        assert store.get_range("k", 1, 2) == b"12"
+        few = Times(3)
+        assert [m.key for m in store.list()] == ["k"]
+        liar.on_request = lambda *_: BUSY
+        liar.requests.clear()
+        with pytest.raises(UnavailableError, match="gave up after 4 attempts"):
+            store.head("k")
+        assert len(liar.requests) == 4
+
+
+def test_a_create_whose_answer_was_lost_is_still_ours(server: S3Server, tmp_path: Path) -> None:
+    with liar_before(server, "lost") as liar:
+        store = liar.store
+        assert store is not None
+        once = Times(1)
+        # The server did it, and the proxy says that it did not.
+        liar.on_answer = lambda verb, _path, answer: BUSY if verb == "PUT" and once() else answer
+        assert store.put_if_absent("bytes", b"mine").etag == store.head("bytes").etag
+        once = Times(1)
+        source = tmp_path / "f"
+        source.write_bytes(b"from a file")
+        store.put_if_absent("file", source)
+        once = Times(1)
+        etag = store.head("bytes").etag or ""
+        store.put_if_match("bytes", b"mine too", etag)
+        assert store.get("bytes") == b"mine too"
+
+
+def test_a_create_that_somebody_else_won_meanwhile_is_not_ours(server: S3Server) -> None:
+    with liar_before(server, "won") as liar:
+        store = liar.store
+        assert store is not None
+        once = Times(1)
+
+        def someone_else(verb: str, _path: str, _headers: Mapping[str, str]) -> Answer | None:
+            if verb == "PUT" and once():
+                server.store("won").put_if_absent("k", b"theirs")
+                return BUSY
+            return None
+
+        liar.on_request = someone_else
+        with pytest.raises(ConflictError):
+            store.put_if_absent("k", b"mine")
+        assert store.get("k") == b"theirs"
+
+
+def test_a_lost_multipart_completion_is_still_ours(server: S3Server, tmp_path: Path) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(bytes(11 << 20))
+    with liar_before(server, "parts") as liar:
+        store = liar.store
+        assert store is not None
+        once = Times(1)
+        liar.on_answer = lambda verb, path, answer: BUSY if verb == "POST" and "uploadId" in path and once() else answer
+        store.create_in_parts("k", source, part_bytes=5 << 20)
+        assert store.head("k").size_bytes == 11 << 20
+
+
+def test_a_half_written_upload_is_no_object(server: S3Server, tmp_path: Path) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(bytes(11 << 20))
+    with liar_before(server, "half") as liar:
+        store = liar.store
+        assert store is not None
+        liar.on_request = lambda _verb, path, _headers: BUSY if "partNumber=2" in path else None
+        with pytest.raises(UnavailableError):
+            store.create_in_parts("k", source, part_bytes=5 << 20)
+        assert list(store.list()) == []
+        assert any(verb == "DELETE" and "uploadId" in path for verb, path in liar.requests), "the parts were left"
+
+
+def test_a_body_that_ends_early_is_no_data(server: S3Server, tmp_path: Path) -> None:
+    with liar_before(server, "short") as liar:
+        store = liar.store
+        assert store is not None
+        store.put_if_absent("k", bytes(5000))
+
+        def cut(_verb: str, _path: str, answer: Answer) -> Answer:
+            if answer.status == 206:
+                answer.body = answer.body[:-1]
+                answer.headers.pop("content-range", None)
+            return answer
+
+        liar.on_answer = cut
+        with pytest.raises((TruncatedError, UnavailableError, ExternalError)):
+            store.get_range("k", 0, 5000)
+        with pytest.raises((TruncatedError, UnavailableError, ExternalError)):
+            store.download("k", tmp_path / "d", part_bytes=1000)
+        assert not (tmp_path / "d").exists()
+
+
+def test_a_whole_answer_to_a_range_is_refused(server: S3Server) -> None:
+    with liar_before(server, "whole") as liar:
+        store = liar.store
+        assert store is not None
+        store.put_if_absent("k", bytes(5000))
+        liar.drop_headers.add("range")
+        with pytest.raises(ExternalError, match="ignores ranges"):
+            store.get_range("k", 10, 10)
+
+
+def test_denied_is_not_tried_again(server: S3Server) -> None:
+    with liar_before(server) as liar:
+        store = liar.store
+        assert store is not None
+        liar.on_request = lambda *_: Answer(403, {}, b"<Error><Code>AccessDenied</Code></Error>")
+        for call in (lambda: store.get("k"), lambda: store.put_if_absent("k", b""), lambda: list(store.list())):
+            liar.requests.clear()
+            with pytest.raises(ConfigError, match="denied"):
+                call()
+            assert len(liar.requests) == 1
+
+
+def test_hostile_xml_is_refused(server: S3Server) -> None:
+    bomb = b'<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aaaa">]><ListBucketResult>&a;</ListBucketResult>'
+    with liar_before(server) as liar:
+        store = liar.store
+        assert store is not None
+        for body in (bomb, b"<unfinished", b"", b"<L><IsTruncated>true</IsTruncated></L>"):
+            liar.on_request = lambda *_, body=body: Answer(200, {}, body)  # type: ignore[misc]
+            with pytest.raises(ExternalError):
+                list(store.list())
+
+
+def test_a_server_that_comes_back_is_worth_waiting_for() -> None:
+    with S3Server() as server:
+        store = server.store(retry=Retry(cap_s=1.0, attempts=60, deadline_s=60))
+        store.put_if_absent("k", b"still here")
+        server.kill()
+        back = threading.Thread(target=server.restart)
+        back.start()
+        assert store.get("k") == b"still here"
+        store.put_if_absent("k2", b"and writable")
+        back.join()
