@@ -17,7 +17,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,9 +26,11 @@ from kinemill.control.sandbox.names import BRIDGE, GATEWAY, IDS, PREFIX_BITS, Pl
 from kinemill.errors import ConflictError, DeadlineError, ExternalError, StateError, UnavailableError
 
 __all__ = [
+    "alive",
     "allocate",
     "anchor_pid",
     "destroy",
+    "detach",
     "inside",
     "leftovers",
     "locked",
@@ -142,6 +144,60 @@ def placed(cgroup: Path, command: Sequence[str]) -> list[str]:
     return ["/bin/sh", "-c", 'echo $$ >"$1" && shift && exec "$@"', "sh", str(cgroup / "cgroup.procs"), *command]
 
 
+def detach(
+    command: Sequence[str],
+    *,
+    cgroup: Path,
+    pid_file: Path,
+    log: Path,
+    env: Mapping[str, str],
+    lock_fd: int | None = None,
+) -> int:
+    """Start a program that outlives this one, in a session and a cgroup of its own.
+
+    Args:
+        command: The program and its arguments.
+        cgroup: Where it runs.
+        pid_file: Where its process id is written before it starts.
+        log: Where its output goes.
+        env: Its environment.
+        lock_fd: A descriptor that it inherits.
+
+    Returns:
+        Its process id.
+
+    Raises:
+        ExternalError: It could not be started.
+    """
+    pid_file.unlink(missing_ok=True)
+    script = 'echo $$ >"$1" && echo $$ >"$2.new" && mv "$2.new" "$2" && shift 2 && exec "$@"'
+    start = ["/usr/bin/setsid", "--fork", "/bin/sh", "-c", script, "sh", str(cgroup / "cgroup.procs"), str(pid_file)]
+    with log.open("ab") as output:
+        done = subprocess.run(
+            [*start, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            env=dict(env),
+            pass_fds=[] if lock_fd is None else [lock_fd],
+            check=False,
+            timeout=30,
+        )
+    if done.returncode != 0:
+        raise ExternalError(f"{command[0]} could not be started (setsid: {done.returncode})")
+    until(f"start of {command[0]}", pid_file.is_file, deadline_s=10, every_s=0.005)
+    return int(pid_file.read_text())
+
+
+def alive(pid: int) -> bool:
+    """True while a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def start(places: Places, lock_fd: int) -> int:
     """Start the anchor with a bridge in its network namespace.
 
@@ -155,21 +211,14 @@ def start(places: Places, lock_fd: int) -> int:
     places.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     places.cgroup.mkdir(parents=True, exist_ok=True)
     command = ["/usr/bin/unshare", "--mount", "--net", "--propagation=private", "/bin/sleep", "infinity"]
-    anchor = subprocess.Popen(
-        placed(places.cgroup, command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        pass_fds=[lock_fd],
-        cwd="/",
-        env={"PATH": "/usr/bin:/bin"},
-    )
+    log = places.home / "anchor.log"
+    pid_file = places.home / "anchor.pid"
+    env = {"PATH": "/usr/bin:/bin"}
+    pid = detach(command, cgroup=places.cgroup, pid_file=pid_file, log=log, env=env, lock_fd=lock_fd)
     os.close(lock_fd)
-    until("anchor", lambda: _is_anchor(anchor.pid) or anchor.poll() is not None, deadline_s=10, every_s=0.005)
-    if anchor.poll() is not None:
-        raise ExternalError(f"unshare ended with {anchor.returncode}: may this container make namespaces?")
-    (places.home / "anchor.pid").write_text(f"{anchor.pid}\n", encoding="ascii")
+    until("anchor", lambda: _is_anchor(pid) or not alive(pid), deadline_s=10, every_s=0.005)
+    if not alive(pid):
+        raise ExternalError(f"no namespaces: may this container make them? {log.read_text().strip()[-500:]}")
     script = f"""
     mkdir -p /run/systemd/nspawn
     mount -t tmpfs -o mode=755 kinemill /run/systemd/nspawn
@@ -179,7 +228,7 @@ def start(places: Places, lock_fd: int) -> int:
     ip link set {BRIDGE} up
     """
     inside(places, ["/bin/sh", "-euc", script])
-    return anchor.pid
+    return pid
 
 
 def _is_anchor(pid: int) -> bool:
@@ -242,10 +291,9 @@ def tcp(places: Places, address: str, port: int, *, deadline_s: float) -> socket
 def pids(places: Places) -> set[int]:
     """Every process of the sandbox."""
     found: set[int] = set()
-    if places.cgroup.is_dir():
-        for path in [places.cgroup, *(p for p in places.cgroup.rglob("*") if p.is_dir())]:
-            with contextlib.suppress(OSError):
-                found |= {int(word) for word in (path / "cgroup.procs").read_text().split()}
+    for folder, _, _ in os.walk(places.cgroup):  # groups come and go meanwhile; os.walk does not mind
+        with contextlib.suppress(OSError):
+            found |= {int(word) for word in Path(folder, "cgroup.procs").read_text().split()}
     return found
 
 
@@ -281,9 +329,8 @@ def destroy(places: Places) -> None:
 def _remove_cgroups(root: Path) -> None:
     if not root.is_dir():
         return
-    for path in sorted((p for p in root.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):
-        _rmdir(path)
-    _rmdir(root)
+    for folder, _, _ in os.walk(root, topdown=False):
+        _rmdir(Path(folder))
     with contextlib.suppress(OSError):
         root.parent.rmdir()
 

@@ -20,7 +20,16 @@ from kinemill.control.sandbox import anchor, furnish, images, standins
 from kinemill.control.sandbox.furnish import NodeSpec
 from kinemill.control.sandbox.host import require, run, state_root
 from kinemill.control.sandbox.names import BRIDGE, PREFIX_BITS, Places, check_name, node_address
-from kinemill.errors import ConfigError, ConflictError, DeadlineError, NotFoundError, StateError, UnavailableError
+from kinemill.errors import (
+    ConfigError,
+    ConflictError,
+    DeadlineError,
+    ExternalError,
+    NotFoundError,
+    StateError,
+    UnavailableError,
+)
+from kinemill.process import ProcessId
 
 __all__ = ["NodeStatus", "Sandbox", "names", "sweep", "temporary"]
 
@@ -49,8 +58,13 @@ class NodeStatus:
 
 
 def sweep() -> list[int]:
-    """Remove what killed commands and reboots left; returns the ids."""
+    """Remove what killed commands, dead owners and reboots left; returns the ids."""
     swept: list[int] = []
+    for places in names().values():
+        owner = anchor.read_record(places).get("owner")
+        if owner is not None and not ProcessId(**owner).alive():
+            anchor.destroy(places)
+            swept.append(places.id)
     for places in anchor.leftovers():
         # Whoever holds the lock for a moment more is just starting; `allocate` decides, not us.
         with contextlib.suppress(ConflictError), anchor.locked(places.lock, deadline_s=0):
@@ -106,6 +120,7 @@ class Sandbox:
         name: str | None = None,
         proxy: bool = True,
         wheelhouses: Path | None = None,
+        owned: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> Sandbox:
         """Bring a sandbox and its nodes up; nodes that are up stay as they are.
@@ -115,6 +130,7 @@ class Sandbox:
             name: Its name; see `open`.
             proxy: Whether the nodes reach packages.
             wheelhouses: A folder that all nodes see read-only at /srv/wheelhouses.
+            owned: Whether it is swept once this process is dead.
             say: Called with a line of progress.
 
         Returns:
@@ -134,7 +150,7 @@ class Sandbox:
         if swept:
             say(f"swept what a killed run left: sandbox {', '.join(map(str, swept))}")
         found = {spec.image: images.build(spec.image, say=say) for spec in specs}
-        box = cls._open_or_start(wanted)
+        box = cls._open_or_start(wanted, owned=owned)
         with anchor.locked(box.places.busy):
             if proxy:
                 box.start_relay()
@@ -147,7 +163,7 @@ class Sandbox:
         return box
 
     @classmethod
-    def _open_or_start(cls, name: str) -> Sandbox:
+    def _open_or_start(cls, name: str, *, owned: bool) -> Sandbox:
         with anchor.locked(state_root() / "locks" / "names"):
             places = names().get(name)
             if places is not None:
@@ -156,7 +172,9 @@ class Sandbox:
             places, fd = anchor.allocate()
             try:
                 anchor.start(places, fd)
+                owner = ProcessId.of(os.getpid()) if owned else None
                 record = {"id": places.id, "name": name, "made": int(time.time()), "nodes": []}
+                record["owner"] = asdict(owner) if owner else None
                 box = cls(places, name)
                 box._write_record(record)
                 for folder in (places.home / "nodes", places.shared):
@@ -300,17 +318,20 @@ class Sandbox:
         cgroup.mkdir(exist_ok=True)
         command = ["nsenter", "-t", str(anchor.anchor_pid(self.places)), "-m", "-n", "--"]
         command += [sys.executable, "-m", "kinemill.control.sandbox.supervise", str(self.places.id), node]
-        with (folder / "console.log").open("ab") as console:
-            subprocess.Popen(
-                anchor.placed(cgroup, command),
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=console,
-                start_new_session=True,
-                cwd="/",
-                env=_child_environment(),
-            )
-        anchor.until(f"start of {node}", lambda: self.nspawn_pid(node), deadline_s=30)
+        pid = anchor.detach(
+            command,
+            cgroup=cgroup,
+            pid_file=folder / "supervisor.pid",
+            log=folder / "console.log",
+            env=_child_environment(),
+        )
+        anchor.until(
+            f"start of {node}",
+            lambda: self.nspawn_pid(node) is not None or not anchor.alive(pid),
+            deadline_s=_BOOT_DEADLINE_S,
+        )
+        if not anchor.alive(pid):
+            raise ExternalError(f"node {node} did not start; its console ends with:\n{self.logs(node, lines=15)}")
 
     def nspawn_pid(self, node: str) -> int | None:
         """Process id of the node's nspawn, or None where the node is off."""
@@ -410,18 +431,18 @@ class Sandbox:
                 return
         mirrors = json.dumps({"debian": images.host_mirror()})
         command = [sys.executable, "-m", "kinemill.control.sandbox.relay", str(self.places.id), mirrors]
+        log = self.places.home / "relay.log"
         pid_file.unlink(missing_ok=True)
-        with (self.places.home / "relay.log").open("ab") as log:
-            subprocess.Popen(
-                anchor.placed(self.places.cgroup, command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd="/",
-                env=_child_environment(),
-            )
-        anchor.until("package proxy", pid_file.is_file, deadline_s=20)
+        pid = anchor.detach(
+            command,
+            cgroup=self.places.cgroup,
+            pid_file=self.places.home / "relay.pid",
+            log=log,
+            env=_child_environment(),
+        )
+        anchor.until("package proxy", lambda: pid_file.is_file() or not anchor.alive(pid), deadline_s=20)
+        if not anchor.alive(pid):
+            raise ExternalError(f"the package relay did not start: {log.read_text(errors='replace').strip()[-500:]}")
 
     def _write_ssh_config(self) -> None:
         """Settings for a stock ssh: `ssh -F <this> NODE`."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kinemill.control.render import render_template
-from kinemill.control.sandbox import anchor, images
+from kinemill.control.sandbox import anchor, faults, images
 from kinemill.control.sandbox.box import Sandbox
 from kinemill.control.sandbox.furnish import File, NodeSpec
 from kinemill.control.sandbox.standins import Hardware
@@ -135,6 +135,7 @@ class Cluster:
         settings: Mapping[str, Any] | None = None,
         proxy: bool = False,
         wheelhouses: Path | None = None,
+        owned: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> Cluster:
         """Bring a cluster up.
@@ -149,6 +150,7 @@ class Cluster:
             settings: Variables of role slurm_controller that win over `TEST_BED`.
             proxy: Whether nodes reach packages.
             wheelhouses: See `Sandbox.up`.
+            owned: See `Sandbox.up`.
             say: Called with a line of progress.
 
         Returns:
@@ -160,7 +162,7 @@ class Cluster:
         images.build(image, say=say)
         started = time.monotonic()
         specs = _specs(controller, computes, image=image, gpus=gpus, disk=disk, settings=settings or {})
-        box = Sandbox.up(specs, name=name, proxy=proxy, wheelhouses=wheelhouses, say=say)
+        box = Sandbox.up(specs, name=name, proxy=proxy, wheelhouses=wheelhouses, owned=owned, say=say)
         cluster = cls(box, controller, tuple(computes), image)
         cluster.wait_idle()
         cluster.ready_s = time.monotonic() - started
@@ -227,6 +229,36 @@ class Cluster:
         temporary.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         temporary.chmod(0o755)
         temporary.replace(path)
+
+    def settle(self) -> None:
+        """Bring the cluster back to where a test can start: no jobs, reservations, hooks or drains; all nodes on."""
+        for node in (self.controller, *self.computes):
+            if self.box.nspawn_pid(node) is None:
+                self.box.on(node)
+        faults.partition(self.box, [self.controller, *self.computes], heal=True)
+        for node in self.computes:
+            for kind in ("prolog", "epilog", "health"):
+                for path in (self.box.root(node) / "etc/slurm/hooks").glob(f"{kind}.d/*"):
+                    path.unlink()
+        anchor.until("controller", lambda: "UP" in self.slurm("scontrol", "ping", check=False), deadline_s=60)
+        for line in self.slurm("squeue", "--noheader", "--all", "--format=%A").split():
+            self.slurm("scancel", "--full", line, check=False)
+        for line in self.slurm("scontrol", "--oneliner", "show", "reservation", check=False).splitlines():
+            name = _fields(line).get("ReservationName")
+            if name:
+                self.slurm("scontrol", "delete", f"reservationname={name}", check=False)
+
+        def resumed() -> bool:
+            states = self.states()
+            for node, state in states.items():
+                if state.startswith(("drain", "down")):
+                    self.slurm("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+            return all(states.get(node) == "idle" for node in self.computes)
+
+        try:
+            anchor.until("all nodes idle", resumed, deadline_s=_READY_DEADLINE_S, every_s=0.3)
+        except DeadlineError as error:
+            raise DeadlineError(f"{error}\n{self.report()}") from error
 
     def report(self) -> str:
         """The end of every daemon's log, for a failed test."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kinemill.errors import DeadlineError, EnvironmentFault, ExternalError, MissingToolError
 
-__all__ = ["Lack", "cache_root", "cgroup2_root", "lacks", "require", "run", "state_root"]
+__all__ = ["DEFAULT_STATE", "Lack", "cache_root", "cgroup2_root", "lacks", "require", "run", "state_root"]
 
 # Program -> Debian package.
 _TOOLS: Mapping[str, str] = {
@@ -27,6 +27,9 @@ _TOOLS: Mapping[str, str] = {
     "gcc": "gcc",
 }
 _IMAGE_TOOLS: Mapping[str, str] = {"mmdebstrap": "mmdebstrap", "apt-config": "apt", "dpkg": "dpkg"}
+
+
+DEFAULT_STATE = Path("/run/kinemill/sandbox")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Lack:
 
 def state_root() -> Path:
     """Where running sandboxes keep all their state (`KINEMILL_SANDBOX_STATE`, default `/run/kinemill/sandbox`)."""
-    return Path(os.environ.get("KINEMILL_SANDBOX_STATE") or "/run/kinemill/sandbox")
+    return Path(os.environ.get("KINEMILL_SANDBOX_STATE") or DEFAULT_STATE)
 
 
 def cache_root() -> Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinemill.control.sandbox.host import cgroup2_root, state_root
+from kinemill.control.sandbox.host import DEFAULT_STATE, cgroup2_root, state_root
 from kinemill.errors import ConfigError, EnvironmentFault
 
 __all__ = ["BRIDGE", "GATEWAY", "IDS", "PREFIX_BITS", "PROXY_PORT", "STAND_INS", "Places", "check_name", "node_address"]
@@ -108,9 +109,17 @@ class Places:
         root = cgroup2_root()
         if root is None:
             raise EnvironmentFault("no cgroup2 mount: mount -t cgroup2 none /sys/fs/cgroup/unified")
-        return root / "kinemill-sandbox" / str(self.id)
+        return root / _group() / str(self.id)
 
     @property
     def twin_cgroup(self) -> Path:
         """Folder that nspawn mirrors into systemd's own hierarchy where a machine still has that one."""
-        return Path("/sys/fs/cgroup/systemd/kinemill-sandbox") / str(self.id)
+        return Path("/sys/fs/cgroup/systemd") / _group() / str(self.id)
+
+
+def _group() -> str:
+    """Name of the cgroup above all sandboxes of this state folder: ids are counted in each folder by itself."""
+    root = state_root()
+    if root == DEFAULT_STATE:
+        return "kinemill-sandbox"
+    return f"kinemill-sandbox-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"

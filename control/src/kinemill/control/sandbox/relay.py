@@ -205,7 +205,6 @@ def main(arguments: list[str]) -> int:
     if os.fork() == 0:
         relay.socket.close()
         _serve_proxy(places, pid)
-    (places.home / "relay.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
     relay.serve_forever()
     return 0
 

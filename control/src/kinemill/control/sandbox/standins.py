@@ -137,11 +137,9 @@ def create(folder: Path, hardware: Hardware, *, seed: str) -> None:
 
 def boot(folder: Path) -> None:
     """What a boot does to hardware: volatile counters, recovery actions and the kernel log begin anew."""
-    if not folder.is_dir():
-        return
-    state = read_state(folder)
-    kept = {key: value for key, value in state.items() if not _is_volatile(key)}
-    _write_state(folder, kept)
+    if (folder / "nvml.state").is_file():
+        kept = {key: value for key, value in read_state(folder).items() if not _is_volatile(key)}
+        _write_state(folder, kept)
     (folder / "boot").write_text(f"{time.monotonic_ns()}\n", encoding="ascii")
     (folder / "kmsg").write_text("", encoding="utf-8")
     kernel_message(folder, "Linux version 6.1.0-stand-in")
