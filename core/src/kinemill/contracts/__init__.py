@@ -7,36 +7,39 @@ contract needs an ADR. Nothing here imports more than the standard library.
 
 from __future__ import annotations
 
-from kinemill.contracts.catalog import EPISODE_TRANSITIONS, EpisodeState, RunStatus, may_follow
-from kinemill.contracts.checks import Check, CheckClass, CheckContext, CheckResult, CheckStatus, FixAction
-from kinemill.contracts.clock import Clock
-from kinemill.contracts.episode import (
-    ChunkTable,
-    GopTable,
-    GroupReceipt,
-    Receipt,
-    Rendition,
-    TopicKind,
-    TopicReceipt,
-)
-from kinemill.contracts.exits import ExitCode
-from kinemill.contracts.fleet import (
-    REASON_MAX,
-    REASON_PREFIX,
-    DrainEvent,
-    LedgerEntry,
-    NodeReport,
-    format_reason,
-    parse_reason,
-)
-from kinemill.contracts.keys import EpisodeKey, episode_key, parse_episode_key, shard_of
-from kinemill.contracts.manifest import BATCH_ROWS, MANIFEST_COLUMNS, MANIFEST_VERSION, ManifestColumn, ManifestMode
-from kinemill.contracts.metrics import METRICS, Metric
-from kinemill.contracts.quarantine import QuarantineRecord
-from kinemill.contracts.slurm import JobInfo, JobRequest, NodeInfo, ReservationInfo, SlurmAdmin, SlurmJobs
-from kinemill.contracts.steps import GateRole, StepResult, StepSpec, StepStatus
-from kinemill.contracts.store import AsyncStore, ObjectMeta, Store
-from kinemill.contracts.training import AttemptMeta, AttemptOutcome
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kinemill.contracts.catalog import EPISODE_TRANSITIONS, EpisodeState, RunStatus, may_follow
+    from kinemill.contracts.checks import Check, CheckClass, CheckContext, CheckResult, CheckStatus, FixAction
+    from kinemill.contracts.clock import Clock
+    from kinemill.contracts.episode import (
+        ChunkTable,
+        GopTable,
+        GroupReceipt,
+        Receipt,
+        Rendition,
+        TopicKind,
+        TopicReceipt,
+    )
+    from kinemill.contracts.exits import ExitCode
+    from kinemill.contracts.fleet import (
+        REASON_MAX,
+        REASON_PREFIX,
+        DrainEvent,
+        LedgerEntry,
+        NodeReport,
+        format_reason,
+        parse_reason,
+    )
+    from kinemill.contracts.keys import EpisodeKey, episode_key, parse_episode_key, shard_of
+    from kinemill.contracts.manifest import BATCH_ROWS, MANIFEST_COLUMNS, MANIFEST_VERSION, ManifestColumn, ManifestMode
+    from kinemill.contracts.metrics import METRICS, Metric
+    from kinemill.contracts.quarantine import QuarantineRecord
+    from kinemill.contracts.slurm import JobInfo, JobRequest, NodeInfo, ReservationInfo, SlurmAdmin, SlurmJobs
+    from kinemill.contracts.steps import GateRole, StepResult, StepSpec, StepStatus
+    from kinemill.contracts.store import AsyncStore, ObjectMeta, Store
+    from kinemill.contracts.training import AttemptMeta, AttemptOutcome
 
 __all__ = [
     "BATCH_ROWS",
@@ -93,3 +96,47 @@ __all__ = [
     "parse_reason",
     "shard_of",
 ]
+
+_HOMES: dict[str, tuple[str, ...]] = {
+    "catalog": ("EPISODE_TRANSITIONS", "EpisodeState", "RunStatus", "may_follow"),
+    "checks": ("Check", "CheckClass", "CheckContext", "CheckResult", "CheckStatus", "FixAction"),
+    "clock": ("Clock",),
+    "episode": ("ChunkTable", "GopTable", "GroupReceipt", "Receipt", "Rendition", "TopicKind", "TopicReceipt"),
+    "exits": ("ExitCode",),
+    "fleet": (
+        "REASON_MAX",
+        "REASON_PREFIX",
+        "DrainEvent",
+        "LedgerEntry",
+        "NodeReport",
+        "format_reason",
+        "parse_reason",
+    ),
+    "keys": ("EpisodeKey", "episode_key", "parse_episode_key", "shard_of"),
+    "manifest": ("BATCH_ROWS", "MANIFEST_COLUMNS", "MANIFEST_VERSION", "ManifestColumn", "ManifestMode"),
+    "metrics": ("METRICS", "Metric"),
+    "quarantine": ("QuarantineRecord",),
+    "slurm": ("JobInfo", "JobRequest", "NodeInfo", "ReservationInfo", "SlurmAdmin", "SlurmJobs"),
+    "steps": ("GateRole", "StepResult", "StepSpec", "StepStatus"),
+    "store": ("AsyncStore", "ObjectMeta", "Store"),
+    "training": ("AttemptMeta", "AttemptOutcome"),
+}
+"""Module -> names. A module is imported when one of its names is first asked for: a prolog that needs two records
+must not pay for all of them."""
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module that a name lives in."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'kinemill.contracts' has no attribute '{name}'")
+    from importlib import import_module
+
+    value = getattr(import_module(f"kinemill.contracts.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__
