@@ -21,8 +21,8 @@ __all__ = ["Plan", "camera_topic", "map_state", "plan_topics", "quaternion_norm"
 def camera_topic(name: str) -> str:
     """`/cam/<name>` for a camera that no YAML names, from the telling part of the vendor's name."""
     short = re.sub(r"^(observation\.images?\.|observations/images/|/)", "", name)
-    short = re.sub(r"(/image_raw)?(/compressed)?$", "", short) or "main"
-    return "/cam/" + re.sub(r"[^A-Za-z0-9_]+", "_", short).strip("_").lower()
+    short = re.sub(r"(/image_raw)?(/compressed)?$", "", short)
+    return "/cam/" + (re.sub(r"[^A-Za-z0-9_]+", "_", short).strip("_").lower() or "main")
 
 
 def state_topic(name: str) -> str:

@@ -180,15 +180,19 @@ class Ros2Adapter:
         types = _Types()
         stamps: dict[str, list[int]] = defaultdict(list)
         logs: list[int] = []
+        notes: set[str] = set()
         for path in bag.storages:
             try:
-                for row in rosbag2.rows(path, bag.channels):
+                for row in rosbag2.rows(path, bag.channels, notes):
                     logs.append(row.log_ns)
                     stamps[row.channel.topic].append(_stamp(row, vendor, types, bag.packed))
             except TruncatedError as exc:
                 findings.append(Finding("truncated", Level.FAIL, str(exc)))
             except DataError as exc:
                 findings.append(Finding("corrupt", Level.FAIL, str(exc)))
+        if "no_checksums" in notes:
+            text = f"{source.key}: the MCAP carries no checksums: a damaged byte in it would not be noticed"
+            findings.append(Finding("no_checksums", Level.INFO, text))
         import numpy as np
 
         topics = tuple(

@@ -54,12 +54,13 @@ def full_type(name: str) -> str:
     return name if not rest or "/" in rest or "." in name else f"{package}/msg/{rest}"
 
 
-def rows(path: Path, channels: dict[str, Channel] | None = None) -> Iterator[Row]:
+def rows(path: Path, channels: dict[str, Channel] | None = None, notes: set[str] | None = None) -> Iterator[Row]:
     """Every message of one storage file, as it lies there.
 
     Args:
         path: An `.mcap` or `.db3` file.
         channels: Filled with every topic on the way, those without a message included.
+        notes: Gets `no_checksums` where the file has none, so that damage in it could not be noticed.
 
     Raises:
         TruncatedError: It ends too early (after all messages that are whole).
@@ -67,18 +68,18 @@ def rows(path: Path, channels: dict[str, Channel] | None = None) -> Iterator[Row
         UnsupportedError: Neither of the two.
     """
     if path.suffix == ".mcap":
-        yield from _mcap(path, {} if channels is None else channels)
+        yield from _mcap(path, {} if channels is None else channels, set() if notes is None else notes)
     elif path.suffix == ".db3":
         yield from _sqlite(path, {} if channels is None else channels)
     else:
         raise UnsupportedError(f"{path.name}: storage '{path.suffix}' is neither .mcap nor .db3")
 
 
-def _mcap(path: Path, found: dict[str, Channel]) -> Iterator[Row]:
+def _mcap(path: Path, found: dict[str, Channel], notes: set[str]) -> Iterator[Row]:
     import zstandard
     from mcap import exceptions as mcap_errors
     from mcap import records
-    from mcap.stream_reader import StreamReader
+    from mcap.stream_reader import StreamReader, breakup_chunk
 
     schemas: dict[int, records.Schema] = {}
     channels: dict[int, Channel] = {}
@@ -86,7 +87,20 @@ def _mcap(path: Path, found: dict[str, Channel]) -> Iterator[Row]:
     finished = False
     with path.open("rb") as file:
         try:
-            for record in StreamReader(file, validate_crcs=True, record_size_limit=MAX_RECORD_BYTES).records:
+            reader = StreamReader(file, emit_chunks=True, validate_crcs=True, record_size_limit=MAX_RECORD_BYTES)
+
+            def unpacked() -> Iterator[object]:
+                for record in reader.records:
+                    if isinstance(record, records.Chunk):
+                        if record.uncompressed_size > MAX_RECORD_BYTES:
+                            raise CorruptError(f"{path.name}: a chunk claims {record.uncompressed_size} bytes")
+                        if not record.uncompressed_crc:
+                            notes.add("no_checksums")
+                        yield from breakup_chunk(record, validate_crc=True)
+                    else:
+                        yield record
+
+            for record in unpacked():
                 if isinstance(record, records.Schema):
                     schemas[record.id] = record
                 elif isinstance(record, records.Channel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -131,6 +132,8 @@ def run(
     )
     limits = SandboxLimits(memory_bytes=settings.parser_memory_mib << 20, cpu_s=settings.parser_cpu_s)
     store = open_corpus(settings)
+    # A batch system says SIGTERM: end as after Ctrl-C, with claims given back and nothing left in the work folder.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with open_catalog(settings) as catalog, watching(quiet=as_json) as on_event:
         report = ingest_drop(
             drop,

@@ -98,6 +98,7 @@ def _write(
     seen: dict[str, int] = defaultdict(int)
     states = [_in_order(s) for s in raw.states]
     metadata = {"robot": raw.robot, "task": raw.task, "vendor": vendor.vendor, "source": where[:500]}
+    metadata["instruction"] = raw.instruction  # with these the catalog can be rebuilt from the files alone
     with EpisodeWriter(
         out, episode_id=episode_id, profile=profile, topics=_specs(raw, states), metadata=metadata
     ) as writer:
