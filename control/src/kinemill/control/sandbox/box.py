@@ -6,6 +6,7 @@ Nodes share this machine's kernel as real root. It is a test bed, not a cage for
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -361,10 +362,22 @@ class Sandbox:
             DeadlineError: One does not; the end of its console is in the message.
         """
         for node in nodes if nodes is not None else self.nodes:
+            question = functools.partial(self._answers_or_ended, node)
             try:
-                anchor.until(f"node {node} answers", lambda node=node: self._answers(node), deadline_s=deadline_s)  # type: ignore[misc]  # mypy cannot type a default in a lambda
+                anchor.until(f"node {node} answers", question, deadline_s=deadline_s)
             except DeadlineError as error:
                 raise DeadlineError(f"{error}; its console ends with:\n{self.logs(node, lines=15)}") from error
+
+    def _answers_or_ended(self, node: str) -> bool:
+        if self._answers(node):
+            return True
+        try:
+            supervisor = int((self.places.node(node) / "supervisor.pid").read_text())
+        except (OSError, ValueError):
+            supervisor = 0
+        if not anchor.alive(supervisor):
+            raise ExternalError(f"node {node} ended; its console ends with:\n{self.logs(node, lines=15)}")
+        return False
 
     def _answers(self, node: str) -> bool:
         try:
