@@ -217,6 +217,8 @@ class DecoderPool:
         if self._pid != os.getpid():
             # a lock that another thread held during the fork would never open again
             self._lock = threading.Lock()
+            # freeing a codec waits for threads that the fork did not copy: the parent's are kept, unused, for good
+            self._parents = self._resting
             self._resting = OrderedDict()
             self._pid = os.getpid()
         return self._lock
