@@ -22,6 +22,7 @@ __all__ = ["Failed", "Fleet", "fleet"]
 _DEADLINE_S = 90.0
 _PRELOAD = [
     "torch",
+    "torch._dynamo",  # the first optimizer of a process imports it: seconds of CPU, once instead of once a worker
     "torch.distributed.tensor",
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",

@@ -237,12 +237,9 @@ def quiet_steps(rank: int, count: int) -> dict[str, Any]:
 
 
 def drop(rank: int) -> None:
-    """Close what is held."""
-    from kinemill.training.muon.groups import close_groups
-
+    """Close what is held; its groups stay for the next optimizer on the same nodes."""
     if "optimizer" in _held:
         _held.pop("optimizer").close()
-    close_groups(_held.pop("groups"))
     _held.clear()
 
 
