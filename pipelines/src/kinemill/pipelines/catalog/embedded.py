@@ -24,6 +24,7 @@ from typing import Self
 from urllib.parse import quote
 
 from kinemill.errors import EnvironmentFault, ExternalError, MissingToolError, UnavailableError
+from kinemill.pipelines.catalog.backup import RestoreFrom, prepare_restore
 from kinemill.process import (
     Account,
     Child,
@@ -36,7 +37,7 @@ from kinemill.process import (
     unprivileged_account,
 )
 
-__all__ = ["PostgresBinaries", "PostgresServer", "find_binaries", "server_environ"]
+__all__ = ["PostgresBinaries", "PostgresServer", "binaries_of", "find_binaries", "server_environ"]
 
 _log = logging.getLogger(__name__)
 _USER = "kinemill"
@@ -119,6 +120,7 @@ class PostgresServer:
             under `/var/lib/kinemill/servers`, and a link.
         binaries: As `find_binaries(prefer=...)`; an existing data folder keeps the major version that made it.
         settings: Lines for postgresql.conf, values quoted as there. `fsync = off` is for tests.
+        restore: Where a folder that holds no cluster yet gets its data from, instead of an empty one.
         host: A loopback address.
 
     Raises:
@@ -132,11 +134,13 @@ class PostgresServer:
         *,
         binaries: str = "",
         settings: dict[str, str] | None = None,
+        restore: RestoreFrom | None = None,
         host: str = "127.0.0.1",
     ) -> None:
         self._wanted_folder = folder
         self._prefer = binaries
         self._settings = {**_SETTINGS, **(settings or {})}
+        self._restore = restore
         self._host = host
         self._account: Account | None = None
         self._owned: OwnedFolder | None = None
@@ -217,14 +221,18 @@ class PostgresServer:
             made_by = self._data / "PG_VERSION"
             binaries = find_binaries(prefer=prefer)
             if made_by.exists() and binaries.major != int(made_by.read_text().strip()):
-                binaries = _binaries_of(int(made_by.read_text().strip()), self._data)
+                binaries = binaries_of(int(made_by.read_text().strip()))
             self._binaries = self._reachable_binaries(binaries)
             self._ports = Ports(["pg"], host=self._host, prefer=_known_port(self._owned.path))
             (self._owned.path / "port").write_text(str(self._ports["pg"]), encoding="ascii")
             self._sockets = self._socket_folder(f".s.PGSQL.{self._ports['pg']}.lock")
             self._password = _password(self._owned.path / "password")
             if not made_by.exists():
-                self._init()
+                self._empty()
+                if self._restore is not None:
+                    prepare_restore(self._restore, self._data, self._account)
+                else:
+                    self._init()
             self._configure()
             self._launch()
             self._make_database("kinemill")
@@ -297,11 +305,12 @@ class PostgresServer:
             )
         return done  # type: ignore[no-any-return]  # as above
 
+    def _empty(self) -> None:
+        """A restore or an initdb that was cut short leaves files, and PG_VERSION comes last."""
+        for entry in self._data.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
     def _init(self) -> None:
-        if any(self._data.iterdir()):
-            # An initdb that was cut short leaves files but no PG_VERSION of a usable cluster.
-            for entry in self._data.iterdir():
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         words = self._run_folder() / "first-password"
         words.write_text(self._password + "\n", encoding="ascii")
         words.chmod(0o600)
@@ -328,7 +337,10 @@ class PostgresServer:
         )
 
     def _configure(self) -> None:
-        lines = [f"{name} = {value}" for name, value in self._settings.items()]
+        settings = dict(self._settings)
+        if self._restore is not None:
+            settings |= self._restore.settings()
+        lines = [f"{name} = {value}" for name, value in settings.items()]
         lines += [
             f"port = {self.port}",
             f"listen_addresses = '{self._host}'",
@@ -356,17 +368,17 @@ class PostgresServer:
             account=self._account,
             stop_signal=signal.SIGINT,  # "fast": open sessions are ended, data is written
         )
-        self._child.start(self._ready, timeout_s=120.0)
+        self._child.start(self._ready, timeout_s=3600.0 if self._restore else 120.0)
 
     def _ready(self) -> bool:
         import psycopg
 
         try:
             with psycopg.connect(self.url_of("postgres"), connect_timeout=5) as connection:
-                connection.execute("select 1")
+                found = connection.execute("select pg_is_in_recovery()").fetchone()
         except psycopg.OperationalError:
             return False
-        return True
+        return found is not None and not found[0]  # while it replays its log it takes no writes
 
     def _make_database(self, name: str) -> None:
         import psycopg
@@ -425,15 +437,19 @@ class PostgresServer:
         self.stop()
 
 
-def _binaries_of(major: int, data: Path) -> PostgresBinaries:
-    """The programs of exactly this major version: a data folder knows no other."""
+def binaries_of(major: int) -> PostgresBinaries:
+    """The programs of exactly this major version: a data folder knows no other.
+
+    Raises:
+        EnvironmentFault: They are not installed.
+    """
     choices: Sequence[str] = (f"/usr/lib/postgresql/{major}/bin", "wheel")
     for choice in choices:
         with contextlib.suppress(MissingToolError, OSError):
             found = find_binaries(prefer=choice)
             if found.major == major:
                 return found
-    raise EnvironmentFault(f"{data} was made by PostgreSQL {major}, and its programs are not installed")
+    raise EnvironmentFault(f"the programs of PostgreSQL {major} are not installed here")
 
 
 def _known_port(folder: Path) -> dict[str, int]:

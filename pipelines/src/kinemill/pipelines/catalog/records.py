@@ -52,6 +52,55 @@ class EpisodeCard:
     fps: float | None = None
     """Of the reference camera; None means from the receipt."""
 
+    def as_metadata(self) -> dict[str, str]:
+        """For `EpisodeWriter(metadata=...)`: what `catalog rebuild --from-store` finds again in the file."""
+        found = {name: getattr(self, name) for name in _IN_FILE}
+        return {name: str(value) for name, value in found.items() if value not in (None, "")}
+
+    @classmethod
+    def from_metadata(cls, episode_id: str, found: Mapping[str, str]) -> EpisodeCard:
+        """The card out of a file's `tg.layout` metadata.
+
+        Raises:
+            DataError: No vendor, or neither `vendor_key` nor `source`.
+        """
+        vendor, key = found.get("vendor", ""), found.get("vendor_key") or found.get("source", "")
+        if not vendor or not key:
+            raise DataError(f"episode {episode_id}: its file names no vendor or no vendor_key; register it by hand")
+        numbers: dict[str, Any] = {}
+        for name, kind in (("recorded_at_ns", int), ("frames", int), ("fps", float)):
+            try:
+                numbers[name] = kind(found[name]) if name in found else None
+            except ValueError as exc:
+                raise DataError(f"episode {episode_id}: metadata {name}={found[name]!r} is no number") from exc
+        return cls(
+            episode_id,
+            vendor,
+            key,
+            found.get("robot") or "unknown",
+            task=found.get("task", ""),
+            instruction=found.get("instruction", ""),
+            language=found.get("language", ""),
+            split=found.get("split") or "train",
+            site=found.get("site", ""),
+            **numbers,
+        )
+
+
+_IN_FILE = (
+    "vendor",
+    "vendor_key",
+    "robot",
+    "task",
+    "instruction",
+    "language",
+    "split",
+    "site",
+    "recorded_at_ns",
+    "frames",
+    "fps",
+)
+
 
 class Outcome(enum.StrEnum):
     """What registering one rendition came to."""

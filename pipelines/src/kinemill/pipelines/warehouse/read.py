@@ -61,7 +61,8 @@ parts as materialized (
   join kinemill.rendition r on r.id = g.rendition_id
   where r.current and r.episode_id in (select episode_id from due) group by g.rendition_id)
 select uuid_send(e.id) as episode_id, r.profile, due.seq, e.row_version, e.state,
-  (r.purged_at is not null) as tombstone, v.name as vendor, e.vendor_key, coalesce(d.name, '') as delivery, b.name as robot, t.name as task, e.instruction,
+  (r.purged_at is not null) as tombstone,
+  v.name as vendor, e.vendor_key, coalesce(d.name, '') as delivery, b.name as robot, t.name as task, e.instruction,
   e.language, e.split, e.site, r.object_key, r.sha256, r.size_bytes, e.t_first_ns, e.duration_ns, e.frames, e.fps,
   e.frames_suspect, r.gop_frames, coalesce(p.names, '{{}}') as groups, s.topics, r.layout,
   coalesce(q.scores, '{{}}') as quality, coalesce(q.passed, true) as quality_passed,
@@ -149,6 +150,13 @@ class ChangeReader:
             order by safe.xid desc, safe.seq desc limit 1
         """)  # noqa: S608 - integers
         return None if found is None else Span(first, (int(found[0]), int(found[1])))
+
+    @contextlib.contextmanager
+    def stream(self, sql: str) -> Iterator[pa.RecordBatchReader]:
+        """The answer to any statement, as it comes."""
+        with _adbc_errors(), self._connection.cursor() as cursor:
+            cursor.execute(sql)
+            yield cursor.fetch_record_batch()
 
     def batches(self, span: Span) -> Iterator[pa.RecordBatch]:
         """The span's episodes, one row a current rendition, in `arrow_schema()`."""

@@ -345,6 +345,13 @@ create trigger guard before insert or update on kinemill.episode
 
 create function kinemill.rendition_guard() returns trigger language plpgsql as $$
 begin
+  if tg_op = 'INSERT' then
+    perform 1 from kinemill.episode e where e.id = new.episode_id and e.purged_at is not null;
+    if found then
+      raise exception 'episode %: consent was withdrawn; it takes no new object', new.episode_id using errcode = 'KM001';
+    end if;
+    return new;
+  end if;
   if (new.id, new.episode_id, new.profile, new.object_key, new.sha256, new.size_bytes, new.created_at)
       is distinct from (old.id, old.episode_id, old.profile, old.object_key, old.sha256, old.size_bytes, old.created_at)
   then
@@ -356,7 +363,7 @@ begin
   end if;
   return new;
 end $$;
-create trigger guard before update on kinemill.rendition
+create trigger guard before insert or update on kinemill.rendition
   for each row execute function kinemill.rendition_guard();
 
 create function kinemill.never_deleted() returns trigger language plpgsql as $$
