@@ -255,3 +255,143 @@ class FolderStore:
 
     def delete(self, key: str) -> None:
         (self.root / key).unlink(missing_ok=True)
+
+
+# ---- episodes
+
+
+def frame_of(camera: int, step: int, width: int = 64, height: int = 48) -> np.ndarray:
+    """A picture that tells which one it is: the step as 16 grey squares, smooth enough to survive H.264."""
+    image = np.full((height, width, 3), 60 + 40 * camera, np.uint8)
+    for bit in range(16):
+        x, y = (bit % 8) * (width // 8), (bit // 8) * (height // 2)
+        image[y : y + height // 2, x : x + width // 8] = 220 if step >> bit & 1 else 30 + 20 * camera
+    return image
+
+
+def step_of(image: np.ndarray) -> int:
+    """Which step `frame_of` drew, read back from a decoded picture."""
+    height, width = image.shape[:2]
+    step = 0
+    for bit in range(16):
+        x, y = (bit % 8) * (width // 8), (bit // 8) * (height // 2)
+        part = image[y + 4 : y + height // 2 - 4, x + 2 : x + width // 8 - 2]
+        step |= int(part.mean() > 140) << bit
+    return step
+
+
+@dataclass
+class MadeEpisode:
+    """One episode in a store, and what was put into it."""
+
+    id: Any
+    key: str
+    receipt: Any
+    topics: str
+    layout: bytes
+    row: dict[str, Any]
+
+
+def make_episode(
+    store: Store,
+    *,
+    seed: int = 0,
+    frames: int = 60,
+    cameras: int = 2,
+    fps: float = 30.0,
+    state_hz: float = 100.0,
+    size: tuple[int, int] = (64, 48),
+    profile: str = "vla",
+    t0_ns: int = 1_000_000_000,
+    jitter_ns: int = 0,
+    damage: Any = None,
+    instruction: str = "pick up the cube",
+    robot: str = "robot-0",
+    prefix: str = "/cam/",
+    state: bool = True,
+) -> MadeEpisode:
+    """Record a small episode: frames that tell their step, states that tell their time.
+
+    `/state` has columns (t - t0 in s, seed, row number); `/action` the negative of that. `damage` may
+    change the file's bytes before it is stored (its sha256 stays that of the sound file).
+    """
+    import io
+    import uuid
+
+    from kinemill.contracts import TopicKind, episode_key
+    from kinemill.episode import EpisodeWriter, TopicSpec
+    from kinemill.episode.layout import Layout
+
+    rng = np.random.default_rng(seed)
+    width, height = size
+    specs = [
+        TopicSpec(f"{prefix}{i}", kind=TopicKind.VIDEO, rate_hz=fps, width=width, height=height) for i in range(cameras)
+    ]
+    if state:
+        specs += [
+            TopicSpec(name, kind=TopicKind.STATE, rate_hz=state_hz, names=("a", "b", "c"))
+            for name in ("/state", "/action")
+        ]
+    episode = uuid.UUID(bytes=rng.bytes(6) + b"\x70" + rng.bytes(1) + b"\x80" + rng.bytes(7))
+    sink = io.BytesIO()
+    rows = round(frames / fps * state_hz) if cameras else frames
+    times = t0_ns + (np.arange(rows) * (1e9 / state_hz)).astype(np.int64)
+    if jitter_ns:
+        times = np.sort(times + rng.integers(0, jitter_ns, rows))
+    values = np.stack([(times - t0_ns) / 1e9, np.full(rows, float(seed)), np.arange(rows, dtype=float)], axis=1)
+    with EpisodeWriter(sink, episode_id=episode, profile=profile, topics=specs) as writer:
+        at = 0
+        for step in range(frames if cameras else 1):
+            t = t0_ns + round(step * 1e9 / fps)
+            while state and at < rows and (times[at] <= t or step == frames - 1 or not cameras):
+                writer.rows("/state", int(times[at]), values[at])
+                writer.rows("/action", int(times[at]), -values[at])
+                at += 1
+            for camera in range(cameras):
+                late = int(rng.integers(0, jitter_ns)) if jitter_ns else 0
+                writer.frame(f"{prefix}{camera}", t + late, frame_of(camera, step, width, height))
+    receipt = writer.receipt
+    assert receipt is not None
+    data = sink.getvalue()
+    key = episode_key(episode, profile, receipt.sha256)
+    store.put_if_absent(key, damage(data) if damage else data)
+    topics, layout = Layout.from_receipt(receipt).columns()
+    row = {
+        "episode_id": episode.bytes,
+        "profile": profile,
+        "sha256": bytes.fromhex(receipt.sha256),
+        "size_bytes": len(data),
+        "vendor": f"vendor-{seed % 3}",
+        "robot": robot,
+        "task": "demo",
+        "instruction": instruction,
+        "split": "train",
+        "t_first_ns": receipt.t_first_ns,
+        "duration_ns": receipt.t_last_ns - receipt.t_first_ns,
+        "frames": frames if cameras else 0,
+        "fps": fps if cameras else 0.0,
+        "weight": 1.0,
+        "topics": topics,
+        "layout": layout,
+    }
+    return MadeEpisode(episode, key, receipt, topics, layout, row)
+
+
+def manifest_of(
+    path: Path, rows: Sequence[dict[str, Any]], *, sidecar: bool = False, batch_rows: int = 1 << 20, **metadata: str
+) -> Path:
+    """A manifest file of real rows."""
+    columns: dict[str, Any] = {}
+    for column in MANIFEST_COLUMNS:
+        if column.name == "layout":
+            continue
+        values = [row[column.name] for row in rows]
+        if column.type.startswith("dictionary<"):
+            words = sorted(set(values))
+            columns[column.name] = (np.asarray([words.index(v) for v in values]), words)
+        elif column.type.startswith("fixed_size_binary["):
+            columns[column.name] = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), -1)
+        else:
+            columns[column.name] = np.asarray(values)
+    layouts = [None if sidecar else row["layout"] for row in rows]
+    return write_manifest(path, columns, layouts=layouts, batch_rows=batch_rows, **metadata)

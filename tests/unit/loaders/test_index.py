@@ -15,7 +15,7 @@ from kinemill.loaders.manifest import Manifest
 from support.loaders import manifest_columns, write_manifest
 
 
-def every_third(frames, fps):
+def every_third(frames, fps=None, duration_ns=None):
     return -(-np.maximum(frames.astype(np.int64) - 140, 0) // 3)
 
 
@@ -32,7 +32,7 @@ def manifest(tmp_path: Path, columns, monkeypatch: pytest.MonkeyPatch) -> Manife
 
 
 def reference(columns, rows=slice(None)):
-    counts = every_third(columns["frames"][rows], None)
+    counts = every_third(columns["frames"][rows])
     return [(row, step) for row, n in enumerate(counts.tolist()) for step in range(n)]
 
 
@@ -58,7 +58,7 @@ def test_a_filter_gives_other_rows_no_samples(manifest: Manifest, columns) -> No
     assert rows
     assert all(manifest[r].split == "train" and manifest[r].vendor in ("vendor-03", "vendor-05") for r in rows)
     keep = (columns["split"][0] == 0) & np.isin(columns["vendor"][0], [3, 5])
-    assert len(index) == int(every_third(columns["frames"], None)[keep].sum())
+    assert len(index) == int(every_third(columns["frames"])[keep].sum())
 
 
 def test_a_filter_on_no_column_names_the_nearest(manifest: Manifest) -> None:
@@ -72,7 +72,7 @@ def test_a_filter_that_nothing_passes_is_empty(manifest: Manifest) -> None:
 
 def test_units_round_up_and_the_last_overlaps(manifest: Manifest, columns) -> None:
     index = SampleIndex(manifest, every_third, unit=8)
-    counts = every_third(columns["frames"], None)
+    counts = every_third(columns["frames"])
     assert len(index) == int((-(-counts // 8)).sum()) * 8
     seen: dict[int, set[int]] = {}
     for i in range(3_000):

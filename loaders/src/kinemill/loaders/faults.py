@@ -32,7 +32,7 @@ from kinemill.errors import (
 )
 from kinemill.records import dumps, loads
 
-__all__ = ["Faults", "TooManyMaskedError", "reason_of", "read_quarantine"]
+__all__ = ["Faults", "TooManyMaskedError", "read_quarantine", "reason_of"]
 
 log = logging.getLogger(__name__)
 

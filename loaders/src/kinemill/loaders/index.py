@@ -25,7 +25,7 @@ __all__ = ["SampleIndex", "Where"]
 BLOCK_ROWS = 4096
 BLOCKS_KEPT = 64
 Ints = npt.NDArray[np.int64]
-Count = Callable[[npt.NDArray[Any], npt.NDArray[Any]], Ints]
+Count = Callable[[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]], Ints]
 Where = Mapping[str, str | Sequence[str]]
 """Dictionary column -> the word or words that pass, such as `{"split": "train"}`."""
 
@@ -44,7 +44,7 @@ class SampleIndex:
 
         Args:
             manifest: The rows.
-            count: (frames (n,) int32, fps (n,) float32) -> samples (n,) int64. Must be picklable.
+            count: (frames (n,) int32, fps (n,) float32, duration_ns (n,) int64) -> samples (n,) int64. Picklable.
             where: Rows that do not pass have no samples.
             unit: Samples that share a fetch; a row's count is rounded up to whole units, the last
                 unit overlapping the one before.
@@ -90,7 +90,7 @@ class SampleIndex:
         """Samples of rows [lo, hi)."""
         found: list[Ints] = []
         for view, first, last in self.manifest.slice(lo, hi).parts():
-            part = self.count(view.array("frames")[first:last], view.array("fps")[first:last])
+            part = self.count(*(view.array(name)[first:last] for name in ("frames", "fps", "duration_ns")))
             for name, words in self.where.items():
                 known = view.words(name)
                 codes = [i for i, word in enumerate(known) if word in words]

@@ -23,15 +23,16 @@ STATE_VERSION = 1
 class Indices(list[int]):
     """A batch's samples, and the ones that the same worker reads next (to fetch ahead)."""
 
-    __slots__ = ("ahead",)
+    __slots__ = ("ahead", "epoch")
 
-    def __init__(self, samples: list[int], ahead: tuple[int, ...] = ()) -> None:
-        """Hold both."""
+    def __init__(self, samples: list[int], ahead: tuple[int, ...] = (), epoch: int = 0) -> None:
+        """Hold them, and the epoch, which random transforms depend on."""
         super().__init__(samples)
         self.ahead = ahead
+        self.epoch = epoch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Indices, (list(self), self.ahead)
+        return Indices, (list(self), self.ahead, self.epoch)
 
 
 class BatchSampler:
@@ -177,7 +178,7 @@ class _Batches(Iterator[Indices]):
         if sampler.ahead and after + step <= sampler.order.length:
             ahead = tuple(sampler.batch(self._epoch, after))
         self._position += step
-        return Indices(samples, ahead)
+        return Indices(samples, ahead, self._epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """For StatefulDataLoader, which keeps it with each batch."""

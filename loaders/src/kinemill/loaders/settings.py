@@ -49,6 +49,8 @@ class ReadSettings:
     """Of the samples so far; above it the job stops."""
     min_samples: int = 1000
     """The ceiling is judged from here on, so that one bad first sample does not stop a job."""
+    max_in_a_row: int = 64
+    """Masked samples with no good one between; bounds the wait where a store is gone."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.prefetch < 0 or self.cache_mib < 0:

@@ -66,7 +66,8 @@ class Brightness:
         """uint8 to uint8, same shape."""
         factor = rng.uniform(1.0 - self.by, 1.0 + self.by)
         table = np.clip(np.arange(256) * factor, 0, 255).astype(np.uint8)
-        return table[array]
+        out: Array = table[array]
+        return out
 
 
 @dataclass(frozen=True, slots=True)

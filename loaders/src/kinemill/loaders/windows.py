@@ -79,13 +79,19 @@ def seconds(*moments: float | Iterable[float], tolerance_s: float | None = None)
     )
 
 
-def from_delta_timestamps(deltas: Mapping[str, Sequence[float]], *, tolerance_s: float | None = None) -> dict[str, Window]:
+def from_delta_timestamps(
+    deltas: Mapping[str, Sequence[float]], *, tolerance_s: float | None = None
+) -> dict[str, Window]:
     """LeRobot's `delta_timestamps`, as they are: key -> seconds relative to the sample's frame."""
     return {key: seconds(list(moments), tolerance_s=tolerance_s) for key, moments in deltas.items()}
 
 
-def parse_windows(windows: Mapping[str, WindowLike]) -> dict[str, Window]:
+def parse_windows(windows: Mapping[str, WindowLike], *, tolerance_s: float | None = None) -> dict[str, Window]:
     """What a user wrote, as windows: integers are steps, floats are seconds.
+
+    Args:
+        windows: By key.
+        tolerance_s: For those in seconds that say none.
 
     Raises:
         UsageError: Nothing asked for, or a value that is neither.
@@ -96,12 +102,12 @@ def parse_windows(windows: Mapping[str, WindowLike]) -> dict[str, Window]:
     for topic, like in windows.items():
         if isinstance(like, Window):
             found[topic] = like
-        elif isinstance(like, Integral):
-            found[topic] = steps(int(like))
+        elif isinstance(like, int):
+            found[topic] = steps(like)
         elif isinstance(like, range) or all(isinstance(x, Integral) for x in like):
             found[topic] = steps([int(x) for x in like])
         elif all(isinstance(x, Real) for x in like):
-            found[topic] = seconds([float(x) for x in like])
+            found[topic] = seconds([float(x) for x in like], tolerance_s=tolerance_s)
         else:
             raise UsageError(f"window of '{topic}': {like!r} is neither steps (integers) nor seconds (floats)")
     return found
