@@ -7,7 +7,7 @@ not covered here.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -55,17 +55,19 @@ def test_singular_values_end_near_one(rows: int, cols: int) -> None:
     assert float(values.max()) < 1.3
 
 
-def test_newton_schulz_reaches_a_fair_share_of_the_tensor_cores(record_property: pytest.FixtureRequest) -> None:
+def test_newton_schulz_reaches_a_fair_share_of_the_tensor_cores(
+    record_property: Callable[[str, object], None],
+) -> None:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     batch = randn(4, 4096, 4096)
     product = torch.empty_like(batch)
 
-    def seconds(body: object) -> float:
+    def seconds(body: Callable[[], object]) -> float:
         for _ in range(3):
-            body()  # type: ignore[operator] - a closure
+            body()
         begin.record()
         for _ in range(5):
-            body()  # type: ignore[operator] - a closure
+            body()
         end.record()
         torch.cuda.synchronize()
         return begin.elapsed_time(end) / 5e3
@@ -73,7 +75,7 @@ def test_newton_schulz_reaches_a_fair_share_of_the_tensor_cores(record_property:
     ours = 4 * ns_flops(4096, 4096) / seconds(lambda: orthogonalize(batch, [QUINTIC] * 5, 1e-7))
     matmul = 4 * 2 * 4096**3 / seconds(lambda: torch.bmm(batch, batch, out=product))
 
-    record_property("ns_tflops", ours / 1e12)  # type: ignore[operator] - pytest's own callable
+    record_property("ns_tflops", ours / 1e12)
     assert ours > 0.6 * matmul, f"{ours / 1e12:.0f} of {matmul / 1e12:.0f} TFLOP/s"
 
 

@@ -357,3 +357,44 @@ def test_counters_have_the_names_of_the_contract() -> None:
     rows = optimizer.counters.as_dict()
     assert {name for name, _ in rows} <= set(METRICS)
     assert rows["kinemill_optimizer_seconds", "newton_schulz"] > 0
+
+
+def test_hooks_on_state_dicts_run_as_in_torch() -> None:
+    optimizer, seen = Muon(params()), []
+    optimizer.register_state_dict_pre_hook(lambda _: seen.append("before save"))
+    optimizer.register_state_dict_post_hook(lambda _, found: {**found, "mine": 1})
+    optimizer.register_load_state_dict_pre_hook(lambda _, found: seen.append(str(found["mine"])))
+    optimizer.register_load_state_dict_post_hook(lambda _: seen.append("after load"))
+
+    optimizer.load_state_dict(optimizer.state_dict())
+
+    assert seen == ["before save", "1", "after load"]
+
+
+def test_a_state_of_amsgrad_is_refused() -> None:
+    q = nn.Parameter(torch.ones(5))
+    theirs = torch.optim.AdamW([q], amsgrad=True)
+    q.grad = torch.ones(5)
+    theirs.step()
+
+    with pytest.raises(StateError, match="amsgrad"):
+        Muon([{"params": [q], "use_muon": False}]).load_state_dict(theirs.state_dict())
+
+
+def test_torchs_own_helpers_carry_the_state_too() -> None:
+    """They rename keys from names to numbers, which load as positions."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 3, bias=False))
+    optimizer = Muon(model.named_parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    found = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+    digest = optimizer.state_digest()
+    for state in optimizer.state.values():
+        state["momentum_buffer"].zero_()
+
+    set_optimizer_state_dict(model, optimizer, found)
+
+    assert optimizer.state_digest() == digest

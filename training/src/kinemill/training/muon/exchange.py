@@ -42,8 +42,8 @@ class Job:
     """Elements of the largest slot: what every position sends."""
     where: dict[int, int]
     """Matrix -> offset inside its slot."""
-    flight: list[tuple[Any, str]] = field(default_factory=list)
-    """Collective under way and its kind; at most one."""
+    flight: list[tuple[Any, str, Tensor]] = field(default_factory=list)
+    """Collective under way, its kind, and what it sends, which has to live until it is through; at most one."""
     buffer: Tensor | None = None
     stage: int = 0
     inputs: Tensor | None = None
@@ -104,8 +104,8 @@ class Exchange:
             job.stage += 1
             self._launch(job)
 
-    def result(self, job: Job, index: int) -> Tensor:
-        """This rank's piece of a finished update, 2-dimensional and contiguous."""
+    def result(self, job: Job, position: int, index: int) -> Tensor:
+        """This rank's piece of a finished update of a matrix of `position`, 2-dimensional and contiguous."""
         raise NotImplementedError
 
     def rank_at(self, position: int) -> int:
@@ -119,7 +119,7 @@ class Exchange:
         raise NotImplementedError
 
     def _settle(self, job: Job) -> None:
-        work, kind = job.flight.pop()
+        work, kind, _ = job.flight.pop()
         with self.counters.exposed.running():
             self._wait(work, f"bucket {job.number}, exchange over the {kind} group")
 
@@ -138,7 +138,7 @@ class Exchange:
             work = all_gather(out, job.buffer, group=group, async_op=True)
         except RuntimeError as exc:
             raise lost(self.groups.rank, f"bucket {job.number}, exchange over the {kind} group", exc) from exc
-        job.flight.append((work, kind))
+        job.flight.append((work, kind, job.buffer))
         self.counters.bytes_out[kind] += (members - 1) * job.buffer.nbytes
         self.counters.exchanges += 1
         job.buffer = out
@@ -197,12 +197,11 @@ class WholeExchange(Exchange):
             group, kind = self._levels[job.stage]
             self._all_gather(job, group, kind)
 
-    def result(self, job: Job, index: int) -> Tensor:
+    def result(self, job: Job, position: int, index: int) -> Tensor:
         """A view into the gathered buffer: owner and receivers add from the same layout, so they round alike."""
         if job.buffer is None:
             raise UnavailableError(f"muon: bucket {job.number} never arrived")
         m = self.matrices[index]
-        position = next(p for p, slot in enumerate(job.slots) if index in slot)
         at = position * job.slot + job.where[index]
         return job.buffer[at : at + m.numel].view(m.rows, m.cols)
 
@@ -233,7 +232,7 @@ class ShardExchange(Exchange):
             work = dist.all_to_all_single(out, send, counts_in, counts_out, group=self.groups.node, async_op=True)
         except RuntimeError as exc:
             raise lost(self.groups.rank, f"bucket {job.number}, {what}", exc) from exc
-        job.flight.append((work, "node"))
+        job.flight.append((work, "node", send))
         self.counters.bytes_out["node"] += 2 * (sum(counts_out) - counts_out[self._part])
         self.counters.exchanges += 1
         return out
@@ -320,7 +319,7 @@ class ShardExchange(Exchange):
             counts_in.append(at - begin)
         job.packed = self._all_to_all(job, send, counts_in, counts_out, "rows of the update back")
 
-    def result(self, job: Job, index: int) -> Tensor:
+    def result(self, job: Job, position: int, index: int) -> Tensor:
         """This rank's rows."""
         if job.packed is None:
             raise UnavailableError(f"muon: bucket {job.number} never arrived")

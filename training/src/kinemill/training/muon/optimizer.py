@@ -162,7 +162,11 @@ class Muon(Optimizer):
         self.groups = open_groups(self.topology, self.rank, self.device)
         self.counters = Counters(Stopwatch(self.device), Stopwatch(self.device), Stopwatch(self.device))
         self.sharded = any(is_sharded(p) for p in params)
-        self.decision = self._agree(strategy, node_threshold, site, others)
+        try:
+            self.decision = self._agree(strategy, node_threshold, site, others)
+        except KinemillError:
+            close_groups(self.groups)  # raised on all ranks, so all give them back
+            raise
         self.share = Share(
             param_groups=self.param_groups,
             state=self.state,
@@ -332,7 +336,12 @@ class Muon(Optimizer):
         torch.distributed.checkpoint, which moves nothing.
         """
         self._ready()
-        return state.complete(self)
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        found = state.complete(self)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            found = after(self, found) or found
+        return found
 
     def sharded_state(self) -> state.ShardedState:
         """This rank's part of the state, for torch.distributed.checkpoint: pass it as a value of the state dict."""
@@ -349,8 +358,12 @@ class Muon(Optimizer):
             CorruptError: The loaded state's digest is not the saved one, or replicas differ.
         """
         self._ready()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
         state.load(self, state_dict)
         self._check_due = True  # parameters may be loaded after this: compare them once the next step is through
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def remember(self, earlier: dict[str, Any], note: str | None) -> None:
         """Keep the decision of the run that wrote a checkpoint, and say so if this run's differs."""

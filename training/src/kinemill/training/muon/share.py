@@ -213,9 +213,9 @@ class Share:
 
     def _land(self, job: Job) -> None:
         self.exchange.finish(job)
-        for slot in job.slots:
+        for position, slot in enumerate(job.slots):
             for index in slot:
-                self._apply(index, self.exchange.result(job, index))
+                self._apply(index, self.exchange.result(job, position, index))
 
     def _apply(self, index: int, update: Tensor) -> None:
         m, p = self.matrices[index], local(self.params[index])

@@ -76,7 +76,9 @@ def complete(optimizer: Muon) -> dict[str, Any]:
             mine = optimizer.share.keeps(m.index)
             p = local(optimizer.share.params[m.index])
             buffer = found[m.name]["momentum_buffer"] if mine else torch.empty_like(p)
-            dist.broadcast(buffer, src=optimizer.share.exchange.rank_at(optimizer.plan.owner[m.index]), group=group)
+            dist.broadcast(
+                local(buffer), src=optimizer.share.exchange.rank_at(optimizer.plan.owner[m.index]), group=group
+            )
             if not mine:
                 found[m.name] = {"momentum_buffer": buffer.cpu()}
     return _wrap(optimizer, {n: found[n] for n in optimizer.names.values() if n in found})
@@ -164,6 +166,8 @@ def _take(optimizer: Muon, state_dict: dict[str, Any]) -> dict[str, Any]:
     numbered = False
     for number, (old, new) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
         mine = [next(names) for _ in new["params"]]
+        if old.get("amsgrad") or old.get("maximize"):
+            raise StateError(f"muon: group {number} of the state was stepped with amsgrad or maximize; neither is here")
         theirs = list(old["params"])
         if theirs and all(isinstance(x, int) for x in theirs):  # torch's own format: positions
             numbered = True
