@@ -343,7 +343,7 @@ class Engine:
             blobs = [blob.result() for blob in pending.blobs]
             self.counts.groups[len(blobs)] += 1
             began = time.perf_counter()
-            answers = plan.reader.decode(plan.plan, blobs)  # type: ignore[arg-type]  # any buffer will do
+            answers = plan.reader.decode(plan.plan, blobs)
             anchor = fill(
                 plan,
                 answers,
