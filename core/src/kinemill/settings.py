@@ -15,7 +15,6 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -135,6 +134,8 @@ def load_settings(
 
 def settings_classes() -> dict[str, type]:
     """Plane -> settings class, from entry points `kinemill.settings` of the kinemill distributions."""
+    from importlib.metadata import distributions  # it brings the email package along, which a prolog does not owe
+
     found: dict[str, type] = {"core": CoreSettings}
     for dist in distributions():
         if (dist.metadata["Name"] or "").startswith("kinemill-"):

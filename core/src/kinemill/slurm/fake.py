@@ -26,6 +26,7 @@ class FakeSlurm:
         self.node_table = {n: NodeInfo(n, frozenset({"IDLE"}), boot_time_s=clock.now_ns() // 10**9) for n in nodes}
         self.job_table: dict[int, JobInfo] = {}
         self.reservation_table: dict[str, ReservationInfo] = {}
+        self.notes: dict[int, str] = {}
         self.calls: list[tuple[str, str]] = []
         self._next_job = 1
 
@@ -137,3 +138,8 @@ class FakeSlurm:
         """Undo `hold`."""
         self.calls.append(("release", str(job_id)))
         self.job_table[job_id] = dataclasses.replace(self._job(job_id), reason="")
+
+    def note(self, job_id: int, words: str) -> None:
+        """Write the administrator's comment of a job."""
+        self.calls.append(("note", str(job_id)))
+        self.notes[self._job(job_id).job_id] = words
