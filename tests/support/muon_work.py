@@ -407,3 +407,52 @@ def measured(rank: int) -> dict[str, Any]:
         "fabric": found.rates.fabric,
         "topology": found.topology,
     }
+
+
+def warmed(rank: int, nodes: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
+    """Ranks of every group that had a collective while the optimizer was made."""
+    seen: list[tuple[int, ...]] = []
+    original = dist.all_reduce
+
+    def recording(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> Any:
+        seen.append(tuple(dist.get_process_group_ranks(group)))
+        return original(tensor, op, group)
+
+    dist.all_reduce = recording
+    try:
+        optimizer = Muon(named(make_params()), topology=Topology(nodes), strategy="world")
+    finally:
+        dist.all_reduce = original
+    optimizer.close()
+    return seen
+
+
+def order_of_events(rank: int, strategy: str, sharded: bool) -> list[str]:
+    """When buckets are computed, sent and waited for, in one step of equal buckets."""
+    shapes = ((64, 64),) * 16
+    params = make_params(shapes)
+    if sharded:
+        params = shard(params, Topology(((0, 1), (2, 3))))
+    events: list[str] = []
+
+    def backend(batch: Tensor, coefficients: Any, eps: float) -> Tensor:
+        events.append("compute")
+        return batch
+
+    optimizer = Muon(named(params), strategy=strategy, bucket_mb=0.02, ns_backend=backend)
+    start, finish = optimizer.share.exchange.start, optimizer.share.exchange.finish
+
+    def starting(job: Any, send: Tensor) -> None:
+        events.append(f"send {job.number}")
+        start(job, send)
+
+    def finishing(job: Any) -> None:
+        finish(job)
+        events.append(f"arrived {job.number}")
+
+    optimizer.share.exchange.start = starting  # type: ignore[method-assign]  # a spy
+    optimizer.share.exchange.finish = finishing  # type: ignore[method-assign]  # a spy
+    set_grads(params, 0)
+    optimizer.step()
+    optimizer.close()
+    return events

@@ -103,4 +103,4 @@ def test_a_choice_within_the_margin_stays_on_the_node() -> None:
 )
 def test_impossible_facts_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
-        MuonSettings(**bad)  # type: ignore[arg-type] - one field at a time
+        MuonSettings(**bad)  # type: ignore[arg-type]  # one field at a time

@@ -29,7 +29,7 @@ def test_polar_express_ends_closer_to_orthogonal_than_the_quintic() -> None:
     matrix = randn(1, 96, 128)
 
     def worst(coefficients: object) -> float:
-        out = orthogonalize(matrix.bfloat16(), coefficients, 1e-7)[0].float()  # type: ignore[arg-type] - both kinds
+        out = orthogonalize(matrix.bfloat16(), coefficients, 1e-7)[0].float()  # type: ignore[arg-type]  # both kinds
         return float((torch.linalg.svdvals(out) - 1).abs().max())
 
     assert worst(polar_express(8)) < 0.1 < worst([QUINTIC] * 8) < 0.6
