@@ -151,8 +151,9 @@ def entomb(catalog: Catalog, target: IcebergTarget) -> int:
             for n in schema.names
         )
         lost = engine.execute(f"""
-            select {columns} from warehouse qualify row_number() over (partition by episode_id, profile order by seq desc) = 1
-                and not tombstone and episode_id not in (select episode_id from known)
+            select {columns} from warehouse
+            qualify row_number() over (partition by episode_id, profile order by seq desc) = 1 and not tombstone
+                and episode_id not in (select episode_id from known)
         """).to_arrow_table()  # noqa: S608 - the schema's own names
     if lost.num_rows == 0:
         return 0
