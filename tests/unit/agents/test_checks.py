@@ -92,7 +92,7 @@ FAULTS: list[tuple[str, dict[str, Any], CheckStatus, CheckClass, str]] = [
     ("gpu.xid", {**lines(XID.format(31)), "xid.jobs": {"0000:3b:00": 3}}, FAIL, H, "xid_repeated"),
     ("gpu.xid", lines("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24001, Fatal, Link 5"), FAIL, T, "sxid_fatal"),
     ("gpu.xid", lines("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 11012, Non-fatal, Link 5"), WARN, T, "sxid"),
-    ("gpu.xid", node(kernel__lost=True), UNKNOWN, T, "kernel_log_lost"),
+    ("gpu.xid", node(kernel__lost=True), WARN, T, "kernel_log_lost"),
     ("kernel.log", lines("EXT4-fs (nvme0n1p2): Remounting filesystem read-only"), FAIL, T, "remount_ro"),
     ("kernel.log", lines("mce: [Hardware Error]: Machine check events logged"), FAIL, T, "mce"),
     ("kernel.log", lines("INFO: task python:77 blocked for more than 120 seconds."), WARN, T, "hung_task"),

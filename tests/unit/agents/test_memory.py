@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from kinemill.agents import state
 from kinemill.agents.facts import Facts
 from kinemill.agents.files import private_dir, read_json, write_json, write_text
 from kinemill.agents.settings import AgentsSettings, CheckSettings
 from kinemill.agents.state import DAY_S, Memory
 from kinemill.agents.toggles import disabled_checks, observe_only
 from kinemill.agents.verdict import StoredVerdict, read_verdict, write_verdict
+from kinemill.agents.xids import XidEvent
 from kinemill.contracts.checks import CheckResult, CheckStatus
 from kinemill.errors import EnvironmentFault
 
@@ -56,11 +58,68 @@ def test_slow_facts_age_and_die_with_the_boot_and_with_a_clock_that_went_back(tm
     assert memory(tmp_path, "boot-2").cached_facts() is None
 
 
+def xid(at_s: float, pci: str = "0000:3b:00", number: int = 31) -> XidEvent:
+    return XidEvent(at_s, pci, number)
+
+
 def test_application_xids_are_counted_by_distinct_job_within_a_day(tmp_path: Path) -> None:
-    for job in (1, 2, 2, 3):
-        memory(tmp_path).record_app_xids(job, ["0000:3b:00"])
+    """NVIDIA/NVSentinel#270: XID 13 in job after job on one GPU is hardware."""
+    events = []
+    for job in (1, 2, 3):
+        memory(tmp_path).job_begins(job, 10.0 * job)
+        events.append(xid(10.0 * job + 5))
+        assert memory(tmp_path).job_ends(job, events) == events[-1:]
     assert memory(tmp_path, "boot-2").xid_jobs() == {"0000:3b:00": 3}
     assert memory(tmp_path, now=1_000_000 + DAY_S).xid_jobs() == {}
+
+
+def test_an_old_xid_is_not_counted_again_for_later_jobs(tmp_path: Path) -> None:
+    memory(tmp_path).job_begins(1, 10.0)
+    memory(tmp_path).job_ends(1, [xid(15.0)])
+    for job in (2, 3, 4):  # clean jobs on the same GPU; the line is still in the log
+        memory(tmp_path).job_begins(job, 20.0)
+        assert memory(tmp_path).job_ends(job, [xid(15.0)]) == []
+    assert memory(tmp_path).xid_jobs() == {"0000:3b:00": 1}
+
+
+def test_without_a_prologs_mark_an_event_still_counts_once(tmp_path: Path) -> None:
+    assert memory(tmp_path).job_ends(1, [xid(15.0), xid(16.0)]) == [xid(15.0), xid(16.0)]
+    assert memory(tmp_path).job_ends(2, [xid(15.0), xid(16.0)]) == []
+    assert memory(tmp_path).xid_jobs() == {"0000:3b:00": 1}
+
+
+def test_xids_of_this_boot_outlive_the_kernels_buffer(tmp_path: Path) -> None:
+    memory(tmp_path).keep_kernel_events([(5.0, "NVRM: Xid a")])
+    memory(tmp_path).keep_kernel_events([(5.0, "NVRM: Xid a"), (9.0, "NVRM: Xid b")])
+    assert memory(tmp_path).kernel_events() == [[5.0, "NVRM: Xid a"], [9.0, "NVRM: Xid b"]]
+    assert memory(tmp_path, "boot-2").kernel_events() == []
+
+
+def test_notes_wait_until_they_are_brought(tmp_path: Path) -> None:
+    memory(tmp_path).add_note(7, "a")
+    memory(tmp_path).add_note(7, "b")
+    memory(tmp_path).add_note(8, "c")
+    assert memory(tmp_path, "boot-2").notes() == [(7, "b"), (8, "c")]
+    memory(tmp_path).drop_note(7)
+    assert memory(tmp_path).notes() == [(8, "c")]
+
+
+def test_a_run_that_holds_the_lock_for_ever_does_not_stop_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_LOCK_S", 0.05)
+    with memory(tmp_path).turn(), memory(tmp_path).turn():
+        memory(tmp_path).acknowledge(1.0)
+    assert memory(tmp_path).acknowledged_s() == 1.0
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    os.close(private_dir(tmp_path / "agents"))
+    victim = tmp_path / "victim"
+    (tmp_path / "agents" / "lock").symlink_to(victim)
+    with memory(tmp_path).turn():
+        memory(tmp_path).acknowledge(1.0)
+    assert not victim.exists()
 
 
 def test_acknowledgement_holds_for_its_boot(tmp_path: Path) -> None:

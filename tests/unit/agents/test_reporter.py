@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,18 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinemill.agents.reporter import SLURM_TEXTS, Act, plan, report_node
-from kinemill.agents.state import Memory
-from kinemill.agents.verdict import StoredVerdict
+from kinemill.agents.state import Memory, OpenFault
+from kinemill.agents.verdict import reason_of
 from kinemill.clock import FakeClock
-from kinemill.contracts import NodeInfo, NodeReport
+from kinemill.contracts import JobRequest, NodeInfo, NodeReport, parse_reason
 from kinemill.contracts.checks import CheckResult, CheckStatus
+from kinemill.errors import NotFoundError, UnavailableError
 from kinemill.records import loads
 from kinemill.slurm.fake import FakeSlurm
 
-REASON = "kinemill1|gpu.ecc|T|ecc_vol_unc|9f31c2aa|gpu3: 1 uncorrected"
-VERDICT = StoredVerdict("9f31c2aa", REASON, "prolog", 7, "boot", 1000, 0.2)
-CLEAN = StoredVerdict("", "", "periodic", None, "boot", 1000, 0.2)
+FAULT = OpenFault("9f31c2aa", "gpu.ecc", "T", "ecc_vol_unc", "gpu3: 1 uncorrected", "boot", 1000)
+REASON = reason_of(FAULT)
+PASSED = dataclasses.replace(FAULT, passes=2, last_pass_s=1060)
 DRAINED = frozenset({"IDLE", "DRAIN"})
+CAUSE = CheckResult("gpu.ecc", CheckStatus.FAIL, code="ecc_vol_unc", detail="gpu3: 1 uncorrected")
 
 
 def node(states: frozenset[str] = frozenset({"IDLE"}), reason: str = "", at: int | None = None) -> NodeInfo:
@@ -30,44 +33,56 @@ def node(states: frozenset[str] = frozenset({"IDLE"}), reason: str = "", at: int
 
 @pytest.mark.parametrize("text", SLURM_TEXTS)
 def test_slurms_own_newer_text_becomes_our_reason(text: str) -> None:
-    assert plan(node(DRAINED, text, 1001), VERDICT, fault_open=True, passes=0).act is Act.EXPLAIN
-    assert plan(node(DRAINED, f"{text} : more", 1001), VERDICT, fault_open=True, passes=0).act is Act.EXPLAIN
-    assert plan(node(DRAINED, text, 900), VERDICT, fault_open=True, passes=0).act is Act.NOTHING
-    assert plan(node(DRAINED, text, 1001), None, fault_open=False, passes=0).act is Act.NOTHING
+    assert plan(node(DRAINED, text, 1001), FAULT, "boot").act is Act.EXPLAIN
+    assert plan(node(DRAINED, f"{text} : more", 1001), FAULT, "boot").act is Act.EXPLAIN
+    assert plan(node(DRAINED, text, 900), FAULT, "boot").act is Act.NOTHING
+    assert plan(node(DRAINED, text, None), FAULT, "boot").act is Act.NOTHING
+    assert plan(node(DRAINED, text, 1001), None, "boot").act is Act.NOTHING
+
+
+def test_a_fault_that_was_cured_or_rebooted_away_still_explains_its_drain() -> None:
+    """A prolog's fault, a clean periodic run before the reporter came: the text is still ours to explain."""
+    assert plan(node(DRAINED, "Prolog error", 1001), PASSED, "boot").act is Act.EXPLAIN
+    assert plan(node(DRAINED, "Prolog error", 1001), FAULT, "another boot").act is Act.EXPLAIN
 
 
 @pytest.mark.parametrize("reason", ["do not touch, Kim", "Prolog error? asking vendor", "NHC: disk", ""])
 def test_a_humans_drain_is_left_alone(reason: str) -> None:
-    assert plan(node(DRAINED, reason, 5000), VERDICT, fault_open=True, passes=0).act is Act.NOTHING
+    """NVIDIA/NVSentinel#1424: what another cordoned stays cordoned."""
+    assert plan(node(DRAINED, reason, 5000), FAULT, "boot").act is Act.NOTHING
 
 
 def test_a_node_in_service_with_a_fault_is_drained() -> None:
-    assert plan(node(), VERDICT, fault_open=True, passes=0).act is Act.DRAIN
-    assert plan(node(frozenset({"ALLOCATED"})), VERDICT, fault_open=True, passes=0).act is Act.DRAIN
+    assert plan(node(), FAULT, "boot").act is Act.DRAIN
+    assert plan(node(frozenset({"ALLOCATED"})), FAULT, "boot").act is Act.DRAIN
+
+
+def test_a_fault_from_before_the_reboot_drains_nobody() -> None:
+    assert plan(node(), FAULT, "another boot").act is Act.NOTHING
 
 
 @pytest.mark.parametrize("state", ["UNKNOWN", "REBOOT_ISSUED", "POWERING_UP", "MAINT", "FUTURE", "PLANNED"])
 def test_states_that_belong_to_others_are_left_alone(state: str) -> None:
-    states = frozenset({"IDLE", state})
-    assert plan(node(states), VERDICT, fault_open=True, passes=0).act is Act.NOTHING
+    """aws/aws-parallelcluster#7470: a user's MAINT reservation on a node is the user's."""
+    assert plan(node(frozenset({"IDLE", state})), FAULT, "boot").act is Act.NOTHING
 
 
 def test_our_own_reason_is_not_written_again() -> None:
-    assert plan(node(DRAINED, REASON, 1001), VERDICT, fault_open=True, passes=0).act is Act.NOTHING
+    assert plan(node(DRAINED, REASON, 1001), FAULT, "boot").act is Act.NOTHING
 
 
 def test_a_fault_is_closed_when_the_node_is_in_service_and_passes() -> None:
-    assert plan(node(), CLEAN, fault_open=True, passes=2).act is Act.CLOSE
-    assert plan(node(DRAINED, REASON, 1), CLEAN, fault_open=True, passes=2).act is Act.NOTHING
-    assert plan(node(), CLEAN, fault_open=True, passes=0).act is Act.NOTHING
+    assert plan(node(), PASSED, "boot").act is Act.CLOSE
+    assert plan(node(DRAINED, REASON, 1), PASSED, "boot").act is Act.NOTHING
 
 
 @given(
     st.frozensets(st.sampled_from(["IDLE", "DRAIN", "DOWN", "ALLOCATED", "UNKNOWN", "MAINT"]), min_size=1),
     st.text(max_size=80),
+    st.integers(min_value=0, max_value=3),
 )
-def test_no_reason_of_a_stranger_is_ever_overwritten(states: frozenset[str], reason: str) -> None:
-    move = plan(node(states, reason, 99_999), VERDICT, fault_open=True, passes=1)
+def test_no_reason_of_a_stranger_is_ever_overwritten(states: frozenset[str], reason: str, passes: int) -> None:
+    move = plan(node(states, reason, 99_999), dataclasses.replace(FAULT, passes=passes), "boot")
     if "DRAIN" in states and reason.split(" : ", 1)[0].strip() not in SLURM_TEXTS:
         assert move.act is Act.NOTHING
 
@@ -83,30 +98,67 @@ class Slow(FakeSlurm):
         return found
 
 
-def memory(tmp_path: Path) -> Memory:
-    return Memory(tmp_path / "agents", "boot", 1000)
+class Silent(FakeSlurm):
+    """A controller that does not answer."""
+
+    def nodes(self, names: Sequence[str] = ()) -> list[NodeInfo]:
+        """Never."""
+        raise UnavailableError("slurmctld does not answer")
+
+
+def memory(tmp_path: Path, boot: str = "boot", now: int = 1000) -> Memory:
+    return Memory(tmp_path / "agents", boot, now)
 
 
 def test_a_human_who_is_quicker_wins(tmp_path: Path) -> None:
     slurm = Slow(FakeClock())
-    move = report_node("n1", slurm, VERDICT, memory(tmp_path), "boot")
-    assert move.act is Act.NOTHING
+    memory(tmp_path).open(CAUSE, "T")
+    assert report_node("n1", slurm, memory(tmp_path), "boot").act is Act.NOTHING
     assert slurm.node_table["n1"].reason == "Kim looks at it"
+
+
+def test_a_state_that_cannot_be_read_means_hands_off(tmp_path: Path) -> None:
+    """mej/nhc#134: the state query came back empty, the node was marked again, and a human's drain was lifted."""
+    slurm = Silent(FakeClock())
+    memory(tmp_path).open(CAUSE, "T")
+    with pytest.raises(UnavailableError):
+        report_node("n1", slurm, memory(tmp_path), "boot")
+    assert slurm.calls == []
+    assert memory(tmp_path).open_fault() is not None
 
 
 def test_the_reason_and_the_report_reach_slurm(tmp_path: Path) -> None:
     slurm = FakeSlurm(FakeClock())
-    mine = memory(tmp_path)
-    fault = mine.open(CheckResult("gpu.ecc", CheckStatus.FAIL, code="ecc_vol_unc"), "T")
-    mine.clean_pass(fault)
-    move = report_node("n1", slurm, VERDICT, mine, "boot")
-    assert move.act is Act.DRAIN
+    fault = memory(tmp_path).open(CAUSE, "T")
+    assert report_node("n1", slurm, memory(tmp_path), "boot").act is Act.DRAIN
     shown = slurm.node_table["n1"]
-    assert shown.reason == REASON
-    assert loads(NodeReport, shown.extra) == NodeReport(fault.event, "boot", 1, 1000)
+    event = parse_reason(shown.reason)
+    assert event is not None
+    assert (event.check, event.letter, event.code, event.event) == ("gpu.ecc", "T", "ecc_vol_unc", fault.event)
+    assert loads(NodeReport, shown.extra) == NodeReport(fault.event, "boot", 0, 0)
+    memory(tmp_path, now=1060).clean_pass(fault)
+    assert report_node("n1", slurm, memory(tmp_path), "boot").act is Act.NOTHING
+    assert loads(NodeReport, slurm.node_table["n1"].extra) == NodeReport(fault.event, "boot", 1, 1060)
+    slurm.resume("n1")
+    assert report_node("n1", slurm, memory(tmp_path), "boot").act is Act.CLOSE
+    assert memory(tmp_path).open_fault() is None
+    assert loads(NodeReport, slurm.node_table["n1"].extra).event == ""
 
 
-def test_a_verdict_from_before_the_reboot_drains_nobody(tmp_path: Path) -> None:
+def test_an_unchanged_report_is_not_written_again(tmp_path: Path) -> None:
     slurm = FakeSlurm(FakeClock())
-    assert report_node("n1", slurm, VERDICT, memory(tmp_path), "another boot").act is Act.NOTHING
-    assert "DRAIN" not in slurm.node_table["n1"].states
+    for _ in range(3):
+        report_node("n1", slurm, memory(tmp_path), "boot")
+    assert [c for c in slurm.calls if c[0] == "set_extra"] == [("set_extra", "n1")]
+
+
+def test_notes_reach_their_jobs_and_a_job_that_is_gone_loses_its_note(tmp_path: Path) -> None:
+    slurm = FakeSlurm(FakeClock())
+    job = slurm.submit(JobRequest(tmp_path, "a"))
+    memory(tmp_path).add_note(job, "XID 31")
+    memory(tmp_path).add_note(4242, "XID 13")
+    report_node("n1", slurm, memory(tmp_path), "boot")
+    assert slurm.notes == {job: "XID 31"}
+    assert memory(tmp_path).notes() == []
+    with pytest.raises(NotFoundError):
+        slurm.note(4242, "x")

@@ -44,7 +44,7 @@ def facts(as_json: bool) -> None:
     Exit: 0 printed, 1 something could not be read.
     Example: kinemill-node facts --json
     """
-    from kinemill.agents.facts import node_facts, print_facts
+    from kinemill.agents.identity import node_facts, print_facts
 
     sys.exit(print_facts(node_facts(_settings().probe_root), as_json=as_json))
 
@@ -99,35 +99,79 @@ def ack(as_json: bool) -> None:
     import json
     import time
 
-    from kinemill.agents.context import read_boot_id
+    from kinemill.agents.context import context_for
+    from kinemill.agents.runner import run_probes
     from kinemill.agents.state import Memory
+    from kinemill.contracts.checks import CheckContext
 
     settings = _settings()
-    memory = Memory(settings.state_dir / "agents", read_boot_id(settings.probe_root), int(time.time()))
-    at = time.clock_gettime(time.CLOCK_MONOTONIC)
-    memory.acknowledge(at)
+    ctx = context_for(CheckContext.CLI, settings)
+    seen = run_probes(ctx, ["kernel_log"]).get("kernel.last_s")  # the log's own clock, which may run apart from others
+    at = float(seen) if isinstance(seen, int | float) else time.clock_gettime(time.CLOCK_MONOTONIC)
+    memory = Memory(settings.state_dir / "agents", ctx.boot_id, int(time.time()))
+    with memory.turn():
+        memory.acknowledge(at)
     text = f"kernel messages of the first {at:.0f} s of this boot are acknowledged"
     click.echo(json.dumps({"acknowledged_s": at}) if as_json else text)
 
 
 @node.command()
 @click.argument("context", type=click.Choice(["prolog", "epilog", "periodic", "boot", "injob"]))
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-def hook(context: str, as_json: bool) -> None:
+def hook(context: str) -> None:
     """Run as a hook or timer: check, write the verdict, and refuse with exit 100 on a measured fault.
 
     \b
     Exit: 0 let through, 100 refused. Any other code is a crash, which the shims let through.
     Example: kinemill-node hook prolog
     """
-    from kinemill.agents.hooks import REFUSE
-    from kinemill.agents.node import run_node
-    from kinemill.agents.show import show_findings
-    from kinemill.contracts.checks import CheckContext
+    from kinemill.agents.hook import run_hook
 
-    outcome = run_node(CheckContext(context), _settings())
-    show_findings(outcome, as_json=as_json)
-    sys.exit(REFUSE if outcome.verdict.refuse else 0)
+    sys.exit(run_hook(context))
+
+
+@node.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a sentence.")
+def report(as_json: bool) -> None:
+    """Tell Slurm what the last checks found: our reason in place of Slurm's own text, notes for jobs, clean passes.
+
+    Never overwrites a reason that a person wrote. The timer runs it after each round of checks.
+
+    \b
+    Exit: 0 told or nothing to tell, 75 Slurm does not answer, 1 anything else that it refused.
+    Example: kinemill-node report
+    """
+    import json
+    import time
+
+    from kinemill.agents.context import read_boot_id
+    from kinemill.agents.identity import node_name
+    from kinemill.agents.reporter import report_node
+    from kinemill.agents.state import Memory
+    from kinemill.slurm.cli import CliSlurm
+
+    settings = _settings()
+    boot_id = read_boot_id(settings.probe_root)
+    memory = Memory(settings.state_dir / "agents", boot_id, int(time.time()))
+    name = node_name(settings.node_name)
+    move = report_node(name, CliSlurm(timeout_s=settings.slurm_timeout_s), memory, boot_id)
+    click.echo(json.dumps({"node": name, "act": move.act.value, "why": move.why}) if as_json else f"{name}: {move.why}")
+
+
+@node.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a sentence.")
+def ask(as_json: bool) -> None:
+    """Ask root to check this node now; for jobs that suspect it. Root decides by its own checks.
+
+    \b
+    Exit: 0 asked, 1 this node has no agents.
+    Example: kinemill-node ask
+    """
+    import json
+
+    from kinemill.agents.requests import ask as put
+
+    put(_settings().run_dir)
+    click.echo(json.dumps({"asked": True}) if as_json else "asked; root checks this node now")
 
 
 def _refuse_unknown(names: tuple[str, ...]) -> None:

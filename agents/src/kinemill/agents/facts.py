@@ -1,4 +1,4 @@
-"""What the probes read, as checks see it; and what identifies this node and this boot.
+"""What the probes read, as checks see it.
 
 A fact that was not read is None, never a guess. A GPU value is a `Reading`: a value, or the name
 of the error that NVML gave instead.
@@ -6,19 +6,11 @@ of the error that NVML gave instead.
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-import click
-
-from kinemill.contracts.exits import ExitCode
-
-__all__ = ["Facts", "Gpu", "NodeFacts", "Reading", "node_facts", "print_facts"]
+__all__ = ["Facts", "Gpu", "Reading"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,51 +78,3 @@ class Facts:
                 readings = {k: Reading.of(v) for k, v in raw.items() if k != "index"}
                 found.append(Gpu(int(key.removeprefix("gpu.")), readings))
         return sorted(found, key=lambda g: g.index)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """Identity of a node."""
-
-    hostname: str
-    boot_id: str | None
-    """/proc/sys/kernel/random/boot_id: what "since boot" means everywhere."""
-    kernel: str
-    cpus: int | None
-    memory_bytes: int | None
-    python: str
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def node_facts(root: Path = Path("/")) -> NodeFacts:
-    """Read the identity below `root` (another root is a test bed's stand-in)."""
-    memory = None
-    for line in (_read(root / "proc/meminfo") or "").splitlines():
-        words = line.split()
-        if words[:1] == ["MemTotal:"] and len(words) == 3 and words[1].isdigit():
-            memory = int(words[1]) * 1024
-    return NodeFacts(
-        hostname=platform.node(),
-        boot_id=_read(root / "proc/sys/kernel/random/boot_id"),
-        kernel=platform.release(),
-        cpus=os.cpu_count(),
-        memory_bytes=memory,
-        python=platform.python_version(),
-    )
-
-
-def print_facts(facts: NodeFacts, *, as_json: bool) -> int:
-    """Print `facts`; the exit code says whether all could be read."""
-    data = asdict(facts)
-    if as_json:
-        click.echo(json.dumps(data))
-    else:
-        for name, value in data.items():
-            click.echo(f"{name:<13} {'(could not be read)' if value is None else value}")
-    return int(ExitCode.FINDING if None in data.values() else ExitCode.OK)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ def write_text(folder: Path, name: str, text: str, *, mode: int = 0o600, folder_
         EnvironmentFault: The folder is not ours, or the disk refuses.
     """
     directory = private_dir(folder, folder_mode)
-    temporary = f".{name}.{secrets.token_hex(6)}"
+    temporary = f".{name}.{os.urandom(6).hex()}"
     try:
         fd = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory

@@ -5,11 +5,13 @@ prometheus-client is not imported: a prolog cannot afford it, and the text forma
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kinemill.agents.files import read_json, write_json, write_text
 from kinemill.agents.runner import Report
+from kinemill.agents.settings import AgentsSettings
 from kinemill.contracts.checks import CheckStatus
 from kinemill.contracts.metrics import METRICS
 
@@ -41,11 +43,19 @@ def render(samples: Iterable[tuple[str, str, Mapping[str, str], float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def count(folder: Path, name: str, labels: Mapping[str, str], by: float = 1.0) -> None:
-    """Add to a counter that must survive the process."""
+def count(folder: Path, add: Mapping[tuple[str, tuple[tuple[str, str], ...]], float]) -> None:
+    """Add to counters that must survive the process.
+
+    Args:
+        folder: Where they are kept.
+        add: (metric, its sorted labels) -> by how much; nothing is written where nothing is added.
+    """
+    if not add:
+        return
     data = read_json(folder, "counters.json") or {}
-    key = name + "|" + "|".join(f"{k}={v}" for k, v in sorted(labels.items()))
-    data[key] = float(data.get(key, 0.0)) + by
+    for (name, labels), by in add.items():
+        key = name + "|" + "|".join(f"{k}={v}" for k, v in labels)
+        data[key] = float(data.get(key, 0.0)) + by
     write_json(folder, "counters.json", data)
 
 
@@ -60,25 +70,62 @@ def counters(folder: Path) -> list[tuple[str, str, dict[str, str], float]]:
     return rows
 
 
-def write_metrics(folder: Path, state: Path, report: Report, now_s: int) -> None:
+def _missing(run_dir: Path) -> dict[str, int]:
+    """Hook -> times that a shim found no working agent, from the lines that the shims write."""
+    found: dict[str, int] = {}
+    try:
+        fd = os.open(run_dir / "agent_missing", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return found
+    with os.fdopen(fd, "rb") as stream:
+        for line in stream.read(1 << 20).splitlines():
+            words = line.split()
+            if len(words) == 3 and words[1] in (b"prolog", b"epilog", b"healthcheck"):
+                found[words[1].decode()] = found.get(words[1].decode(), 0) + 1
+    return found
+
+
+def write_metrics(settings: AgentsSettings, report: Report, now_s: int) -> None:
     """Replace `kinemill_node.prom` in the exporter's folder with this run's series.
 
     Args:
-        folder: The node exporter's text file folder.
-        state: Where counters are kept.
+        settings: Where the exporter reads, where counters are kept.
         report: One run of checks.
         now_s: Seconds since the epoch.
     """
+    folder, state = settings.textfile_dir, settings.state_dir / "agents"
+    if folder is None:
+        return
     samples: list[tuple[str, str, Mapping[str, str], float]] = []
     for r in report.results:
         samples.append(("kinemill_check_result", "", {"check": r.check, "class": r.cls.value}, float(VALUE[r.status])))
-    for r in report.results:
-        for bound in _BUCKETS:
-            labels = {"check": r.check, "le": f"{bound:g}"}
-            samples.append(("kinemill_check_seconds", "_bucket", labels, float(r.seconds <= bound)))
-        samples.append(("kinemill_check_seconds", "_bucket", {"check": r.check, "le": "+Inf"}, 1.0))
-        samples.append(("kinemill_check_seconds", "_sum", {"check": r.check}, r.seconds))
-        samples.append(("kinemill_check_seconds", "_count", {"check": r.check}, 1.0))
+    seconds = _histogram(state, report)
+    for check, row in seconds.items():
+        for bound, hits in zip(_BUCKETS, row[2:], strict=True):
+            labels = {"check": check, "le": f"{bound:g}"}
+            samples.append(("kinemill_check_seconds", "_bucket", labels, float(hits)))
+        samples.append(("kinemill_check_seconds", "_bucket", {"check": check, "le": "+Inf"}, row[1]))
+        samples.append(("kinemill_check_seconds", "_sum", {"check": check}, row[0]))
+        samples.append(("kinemill_check_seconds", "_count", {"check": check}, row[1]))
     samples += counters(state)
+    for hook, times in sorted(_missing(settings.run_dir).items()):
+        samples.append(("kinemill_agent_missing_total", "", {"hook": hook}, float(times)))
     samples.append(("kinemill_agent_last_success_timestamp", "", {"part": "node"}, float(now_s)))
     write_text(folder, "kinemill_node.prom", render(samples), mode=0o644, folder_mode=0o755)
+
+
+def _histogram(state: Path, report: Report) -> dict[str, list[float]]:
+    """Check -> [sum, count, hits of each bucket], this run added; only checks of this run are kept."""
+    old = read_json(state, "seconds.json")
+    rows: dict[str, list[float]] = {}
+    for r in report.results:
+        row = old.get(r.check) if isinstance(old, dict) else None
+        good = isinstance(row, list) and len(row) == 2 + len(_BUCKETS)
+        row = [float(x) for x in row] if good and row is not None else [0.0] * (2 + len(_BUCKETS))
+        row[0] += r.seconds
+        row[1] += 1
+        for i, bound in enumerate(_BUCKETS):
+            row[2 + i] += r.seconds <= bound
+        rows[r.check] = row
+    write_json(state, "seconds.json", rows)
+    return rows

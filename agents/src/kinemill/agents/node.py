@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kinemill.agents.checks import CheckModule
-from kinemill.agents.context import Context, context_for
+from kinemill.agents.context import Context, Job, context_for
 from kinemill.agents.facts import Facts
 from kinemill.agents.metrics import count, write_metrics
 from kinemill.agents.policy import Verdict, decide
@@ -19,13 +18,11 @@ from kinemill.agents.settings import AgentsSettings
 from kinemill.agents.state import Memory, OpenFault
 from kinemill.agents.toggles import disabled_checks, observe_only
 from kinemill.agents.verdict import StoredVerdict, reason_of, write_verdict
-from kinemill.agents.xids import parse_xid, rule_for
-from kinemill.contracts.checks import CheckClass, CheckContext, CheckResult, CheckStatus
+from kinemill.agents.xids import XidEvent, parse_xid, pci_key, rule_for
+from kinemill.contracts.checks import CheckContext, CheckResult, CheckStatus
 from kinemill.errors import EnvironmentFault
 
-__all__ = ["Outcome", "run_node"]
-
-log = logging.getLogger(__name__)
+__all__ = ["Outcome", "describe", "run_node"]
 
 _FULL = (CheckContext.PERIODIC, CheckContext.BOOT)
 """Contexts whose clean run counts as a pass."""
@@ -68,7 +65,12 @@ def run_node(
     now = int(time.time()) if now_s is None else now_s
     ctx = context_for(context, settings, env)
     memory = Memory(settings.state_dir / "agents", ctx.boot_id, now)
-    known = {"ack.kernel_s": memory.acknowledged_s(), "xid.jobs": memory.xid_jobs()}
+    known = {
+        "ack.kernel_s": memory.acknowledged_s(),
+        "xid.jobs": memory.xid_jobs(),
+        "kernel.kept": memory.kernel_events(),
+    }
+    before = memory.open_fault() if context in _FULL else None
     report = run_checks(
         ctx,
         modules=modules,
@@ -76,27 +78,40 @@ def run_node(
         disabled=disabled_checks(settings, env),
         cached=memory.cached_facts(),
         known=known,
+        also=(before.check,) if before is not None else (),
     )
     writes = os.geteuid() == 0 or settings.state_dir != AgentsSettings().state_dir
-    unknowns: dict[str, int] = {}
-    if context is CheckContext.PROLOG and writes:
-        with _kept("the UNKNOWN streaks"):
-            unknowns = memory.count_unknowns(report.results)
     observed = observe_only(settings, now)
-    verdict = decide(report.results, context, unknowns=unknowns, observe_only=observed)
-    fault = _remember(memory, ctx, report, verdict) if writes else None
-    if writes and context not in (CheckContext.CLI, CheckContext.INJOB):
-        with _kept("the verdict"):
-            write_verdict(settings.run_dir, _stored(ctx, report, verdict, fault, now))
-        with _kept("the metrics"):
-            for probe in report.unreaped:
-                count(settings.state_dir / "agents", "kinemill_check_unreaped_total", {"check": probe})
-            for probe, how in report.facts.ended.items():
-                if how == "timeout":
-                    count(settings.state_dir / "agents", "kinemill_check_timeouts_total", {"check": probe})
-            if settings.textfile_dir is not None:
-                write_metrics(settings.textfile_dir, settings.state_dir / "agents", report, now)
+    if not writes:
+        return Outcome(ctx, report, decide(report.results, context, observe_only=observed), None, observed)
+    unknowns: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        with _kept("the lock"):
+            stack.enter_context(memory.turn())
+        if context is CheckContext.PROLOG:
+            with _kept("the UNKNOWN streaks"):
+                unknowns = memory.count_unknowns(report.results)
+        verdict = decide(report.results, context, unknowns=unknowns, observe_only=observed)
+        fault, notes = _remember(memory, ctx, report, verdict)
+        if context not in (CheckContext.CLI, CheckContext.INJOB):
+            _write_down(settings, report, _stored(ctx, report, verdict, (fault, notes), now), now)
     return Outcome(ctx, report, verdict, fault, observed)
+
+
+def _write_down(settings: AgentsSettings, report: Report, verdict: StoredVerdict, now: int) -> None:
+    with _kept("the verdict"):
+        write_verdict(settings.run_dir, verdict)
+    with _kept("the metrics"):
+        counted: dict[tuple[str, str], int] = {}
+        for probe in report.unreaped:
+            counted["kinemill_check_unreaped_total", probe] = 1
+        for probe, how in report.facts.ended.items():
+            if how == "timeout":
+                counted["kinemill_check_timeouts_total", probe] = 1
+        folder = settings.state_dir / "agents"
+        count(folder, {(name, (("check", probe),)): by for (name, probe), by in counted.items()})
+        if settings.textfile_dir is not None:
+            write_metrics(settings, report, now)
 
 
 @contextlib.contextmanager
@@ -105,56 +120,85 @@ def _kept(what: str) -> Iterator[None]:
     try:
         yield
     except EnvironmentFault as exc:
-        log.warning("%s could not be written: %s", what, exc)
+        import logging  # 15 ms that a healthy prolog does not owe
+
+        logging.getLogger(__name__).warning("%s could not be written: %s", what, exc)
 
 
-def _remember(memory: Memory, ctx: Context, report: Report, verdict: Verdict) -> OpenFault | None:
-    """Facts to the cache, application XIDs to their job, and the fault opened, confirmed or one pass further."""
+def _remember(
+    memory: Memory, ctx: Context, report: Report, verdict: Verdict
+) -> tuple[OpenFault | None, dict[str, str]]:
+    """What this run leaves behind: facts, XIDs and their job, and the fault opened, confirmed or one pass further."""
     found = memory.open_fault()
+    notes: dict[str, str] = {}
     with _kept("the agent's memory"):
         memory.keep_facts(report.facts)
+        memory.keep_kernel_events(_xid_lines(report.facts))
+        if ctx.context is CheckContext.PROLOG and ctx.job is not None:
+            memory.job_begins(ctx.job.job_id, float(report.facts.get("kernel.last_s") or 0.0))
         if ctx.context is CheckContext.EPILOG and ctx.job is not None:
-            memory.record_app_xids(ctx.job.job_id, _app_devices(report.facts, ctx, memory.acknowledged_s()))
+            events = memory.job_ends(ctx.job.job_id, _app_events(report.facts, ctx, ctx.job, memory.acknowledged_s()))
+            notes = {f"xid_{e.number}": f"{e.pci}: {rule_for(e.number).text}" for e in events}
+            if notes:
+                memory.add_note(ctx.job.job_id, _note_text(events))
         if verdict.cause is not None and verdict.letter is not None and ctx.context is not CheckContext.CLI:
             found = memory.open(verdict.cause, verdict.letter)
         elif found is not None and ctx.context in _FULL and _clean(report):
             found = memory.clean_pass(found)
-    return found
+    return found, notes
+
+
+def _note_text(events: list[XidEvent]) -> str:
+    """One line for the job's owner."""
+    seen = sorted({(e.number, e.pci) for e in events})
+    what = ", ".join(f"XID {number} ({rule_for(number).text}) on {pci}" for number, pci in seen[:4])
+    return f"kinemill: {what}{' and more' if len(seen) > 4 else ''}; usually the program's own fault"
 
 
 def _clean(report: Report) -> bool:
     return all(r.status in (CheckStatus.OK, CheckStatus.SKIP, CheckStatus.WARN) for r in report.results)
 
 
-def _app_devices(facts: Facts, ctx: Context, after_s: float) -> set[str]:
-    devices: set[str] = set()
-    for item in facts.get("kernel.lines") or []:
-        event = parse_xid(float(item[0]), str(item[1]))
-        if event is None or event.switch or event.at_s <= after_s:
-            continue
-        if rule_for(event.number, ctx.settings.checks.xid_actions).action == "app":
-            devices.add(event.pci)
-    return devices
+def _xid_lines(facts: Facts) -> list[tuple[float, str]]:
+    lines = [(float(item[0]), str(item[1])) for item in facts.get("kernel.lines") or []]
+    return [(at, text) for at, text in lines if parse_xid(at, text) is not None]
 
 
-def _line(result: CheckResult) -> str:
+def _app_events(facts: Facts, ctx: Context, job: Job, after_s: float) -> list[XidEvent]:
+    """Application XIDs since the acknowledgement on the job's GPUs (all, where the job has no list)."""
+    by_index = {g.index: g.get("pci") for g in facts.gpus()}
+    mine: set[str] | None = None
+    if job.gpus is not None and all(i in by_index and by_index[i].error is None for i in job.gpus):
+        mine = {pci_key(str(by_index[i].value)) for i in job.gpus}
+    found = [e for at, text in _xid_lines(facts) if (e := parse_xid(at, text)) is not None]
+    return [
+        e
+        for e in found
+        if not e.switch
+        and e.at_s > after_s
+        and (mine is None or e.pci in mine)
+        and rule_for(e.number, ctx.settings.checks.xid_actions).action == "app"
+    ]
+
+
+def describe(result: CheckResult) -> str:
+    """One line for a log: check, status, code, detail."""
     return f"{result.check} {result.status.value} {result.code} {result.detail}".strip()
 
 
-def _stored(ctx: Context, report: Report, verdict: Verdict, fault: OpenFault | None, now: int) -> StoredVerdict:
-    drains = verdict.drain and fault is not None
-    reason = ""
-    if drains and fault is not None:
-        reason = reason_of(fault.event, fault.check, fault.letter, fault.code, fault.detail)
-    notes = {r.code: r.detail for r in verdict.report if r.cls is CheckClass.APP}
+def _stored(
+    ctx: Context, report: Report, verdict: Verdict, left: tuple[OpenFault | None, dict[str, str]], now: int
+) -> StoredVerdict:
+    fault, notes = left
+    opened = fault if verdict.drain else None
     return StoredVerdict(
-        event=fault.event if drains and fault is not None else "",
-        reason=reason,
+        event=opened.event if opened else "",
+        reason=reason_of(opened) if opened else "",
         context=ctx.context.value,
         job_id=ctx.job.job_id if ctx.job is not None else None,
         boot_id=ctx.boot_id,
         at_s=now,
         seconds=round(report.seconds, 3),
-        findings=tuple(_line(r) for r in verdict.report),
+        findings=tuple(describe(r) for r in verdict.report),
         notes=notes,
     )

@@ -9,15 +9,16 @@ from __future__ import annotations
 import enum
 import logging
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from kinemill.agents.state import Memory
-from kinemill.agents.verdict import StoredVerdict
+from kinemill.agents.state import Memory, OpenFault
+from kinemill.agents.verdict import reason_of
 from kinemill.contracts.fleet import NodeReport, parse_reason
 from kinemill.contracts.slurm import NodeInfo, SlurmAdmin
 from kinemill.errors import KinemillError
 from kinemill.records import dumps
 
-__all__ = ["SLURM_TEXTS", "Act", "Move", "plan", "report_node"]
+__all__ = ["SLURM_TEXTS", "Act", "JobNotes", "Move", "plan", "report_node"]
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +30,23 @@ _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 _HANDS_OFF = ("UNKNOWN", "POWER", "REBOOT", "MAINT", "FUTURE", "PLANNED")
 
 
+@runtime_checkable
+class JobNotes(Protocol):
+    """A backend that can write an operator's note onto a job."""
+
+    def note(self, job_id: int, words: str) -> None:
+        """Write it."""
+        ...
+
+
 class Act(enum.StrEnum):
     """What the reporter does to the node's state."""
 
     NOTHING = "nothing"
     DRAIN = "drain"
-    """The node is in service and our verdict says that it must not be."""
+    """The node is in service and our fault says that it must not be."""
     EXPLAIN = "explain"
-    """Slurm drained it with its own text after our verdict: put our reason there."""
+    """Slurm drained it with its own text after our fault: put our reason there."""
     CLOSE = "close"
     """The node is back in service: our fault is over."""
 
@@ -49,39 +59,37 @@ class Move:
     why: str
 
 
-def plan(node: NodeInfo, verdict: StoredVerdict | None, *, fault_open: bool, passes: int) -> Move:
+def plan(node: NodeInfo, fault: OpenFault | None, boot_id: str | None) -> Move:
     """What to do, from what Slurm shows and what was measured. Pure.
 
     Args:
         node: This node as slurmctld sees it.
-        verdict: The last verdict of this boot.
-        fault_open: Whether our memory holds an open fault.
-        passes: Clean passes since that fault.
+        fault: The open fault, also one from before a reboot.
+        boot_id: Of this boot; a fault of another boot explains a drain, and drains nothing by itself.
     """
     drained = bool(node.states & _DRAINED)
     if any(s.startswith(_HANDS_OFF) for s in node.states):
         return Move(Act.NOTHING, f"state {'+'.join(sorted(node.states))} is left alone")
-    if verdict is None or not verdict.reason:
-        if fault_open and not drained and passes > 0:
-            return Move(Act.CLOSE, "the node is in service again and passes")
+    if fault is None:
         return Move(Act.NOTHING, "nothing to say")
     if not drained:
-        return Move(Act.DRAIN, f"{verdict.context} found a fault and the node is in service")
+        if fault.passes > 0:
+            return Move(Act.CLOSE, "the node is in service again and passes")
+        if fault.boot_id != boot_id:
+            return Move(Act.NOTHING, "the fault is from before the reboot; the next round of checks decides")
+        return Move(Act.DRAIN, f"{fault.check} found a fault and the node is in service")
     text = node.reason.split(" : ", 1)[0].strip()
     if text in SLURM_TEXTS:
-        newer = node.reason_time_s is not None and node.reason_time_s >= verdict.at_s - _SLACK_S
-        if newer:
-            return Move(Act.EXPLAIN, f"'{text}' is Slurm's word for our verdict")
-        return Move(Act.NOTHING, f"'{text}' is older than our verdict")
+        if node.reason_time_s is not None and node.reason_time_s >= fault.at_s - _SLACK_S:
+            return Move(Act.EXPLAIN, f"'{text}' is Slurm's word for our fault")
+        return Move(Act.NOTHING, f"'{text}' is older than our fault")
     if parse_reason(node.reason) is not None:
         return Move(Act.NOTHING, "drained with a reason of ours already")
     return Move(Act.NOTHING, "drained by somebody else, whose reason stays")
 
 
-def report_node(
-    name: str, slurm: SlurmAdmin, verdict: StoredVerdict | None, memory: Memory, boot_id: str | None
-) -> Move:
-    """Read, plan, re-read, act, and write the node's report.
+def report_node(name: str, slurm: SlurmAdmin, memory: Memory, boot_id: str | None) -> Move:
+    """Read, plan, re-read, act, and write the node's report and the jobs' notes.
 
     Slurm has no compare-and-set, so the node is read again right before its reason is written, and
     any difference ends in nothing done.
@@ -91,26 +99,50 @@ def report_node(
     """
     (before,) = slurm.nodes([name])
     fault = memory.open_fault()
-    if verdict is not None and verdict.boot_id != boot_id:
-        verdict = None  # from before a reboot: measured on another boot
-    move = plan(before, verdict, fault_open=fault is not None, passes=fault.passes if fault else 0)
-    if move.act in (Act.DRAIN, Act.EXPLAIN) and verdict is not None:
+    move = plan(before, fault, boot_id)
+    if move.act in (Act.DRAIN, Act.EXPLAIN) and fault is not None:
         (now,) = slurm.nodes([name])
         if (now.states, now.reason, now.reason_time_s) != (before.states, before.reason, before.reason_time_s):
             return Move(Act.NOTHING, "the node changed while we looked; the next pass decides")
-        slurm.drain(name, verdict.reason)
-    elif move.act is Act.CLOSE:
-        memory.close()
-        fault = None
+        slurm.drain(name, reason_of(fault))
+    elif move.act is Act.CLOSE and fault is not None:
+        with memory.turn():
+            now_open = memory.open_fault()
+            if now_open is None or now_open.passes > 0:  # a hook may have found it again meanwhile
+                memory.close()
+                fault = None
+    _tell(name, slurm, before, fault, boot_id)
+    _bring_notes(slurm, memory)
+    return move
+
+
+def _tell(name: str, slurm: SlurmAdmin, before: NodeInfo, fault: OpenFault | None, boot_id: str | None) -> None:
+    """The node's report in Slurm's `Extra`; written only where it differs."""
     report = NodeReport(
         event=fault.event if fault else "",
         boot=boot_id or "",
         passes=fault.passes if fault else 0,
-        ts=fault.last_pass_s if fault else (verdict.at_s if verdict else 0),
+        ts=fault.last_pass_s if fault else 0,
     )
+    text = dumps(report)
     try:
-        if before.extra != dumps(report):
-            slurm.set_extra(name, dumps(report))
+        if text not in (before.extra, before.comment):
+            slurm.set_extra(name, text)
     except KinemillError as exc:
         log.warning("the report did not reach the controller: %s", exc)
-    return move
+
+
+def _bring_notes(slurm: SlurmAdmin, memory: Memory) -> None:
+    """Notes for jobs; one that Slurm refuses for good (the job is gone) is dropped, others wait."""
+    waiting = memory.notes()
+    if not waiting or not isinstance(slurm, JobNotes):
+        return
+    for job_id, text in waiting:
+        try:
+            slurm.note(job_id, text)
+        except KinemillError as exc:
+            log.warning("the note for job %d did not reach Slurm: %s", job_id, exc)
+            if exc.transient:
+                return
+        with memory.turn():
+            memory.drop_note(job_id)

@@ -178,6 +178,7 @@ def run_checks(
     disabled: Mapping[str, str] | None = None,
     cached: Facts | None = None,
     known: Mapping[str, Any] | None = None,
+    also: Iterable[str] = (),
 ) -> Report:
     """Run the checks of a context.
 
@@ -191,6 +192,7 @@ def run_checks(
         disabled: Check -> who turned it off; reported as SKIP, never silent.
         cached: Facts of an earlier run in this boot, used where a check's `cache_s` allows their age.
         known: Facts that no probe reads, such as acknowledgements and an XID's job count.
+        also: Checks that run whatever their contexts say, beside those of the context.
 
     Returns:
         A result for every check of the context, in the order of their names.
@@ -198,9 +200,14 @@ def run_checks(
     begin = time.monotonic()
     every = dict(modules if modules is not None else all_checks())
     wanted = set(names)
-    chosen = {n: m for n, m in every.items() if (n in wanted if wanted else ctx.context in m.CHECK.contexts)}
-    off = {n: who for n, who in (disabled or {}).items() if n in chosen}
-    active = {n: m for n, m in chosen.items() if n not in off}
+    extra = set(also)
+    chosen = {
+        n: m for n, m in every.items() if (n in wanted if wanted else ctx.context in m.CHECK.contexts or n in extra)
+    }
+    off = {n: f"turned off by {who}" for n, who in (disabled or {}).items() if n in chosen}
+    # What does not concern this node costs no probe.
+    aside = {n: why for n, m in chosen.items() if n not in off and (why := _not_here(m, ctx))}
+    active = {n: m for n, m in chosen.items() if n not in off and n not in aside}
 
     fresh_needed, reuse = _plan(active, cached)
     facts = _merge(run_probes(ctx, fresh_needed), reuse, known)
@@ -223,9 +230,17 @@ def run_checks(
                 results[n] = _judge(module, facts, ctx)
 
     for name, who in off.items():
-        results[name] = worst(chosen[name].CHECK, [replace(skip(f"turned off by {who}"), code="disabled")])
+        results[name] = worst(chosen[name].CHECK, [replace(skip(who), code="disabled")])
+    for name, why in aside.items():
+        results[name] = worst(chosen[name].CHECK, [skip(why)])
     unreaped = tuple(p for p, how in facts.ended.items() if how == "unreaped")
     return Report(tuple(results[n] for n in sorted(results)), facts, time.monotonic() - begin, unreaped)
+
+
+def _not_here(module: CheckModule, ctx: Context) -> str:
+    """Why the check does not concern this node, or an empty text; a module without `not_here` always does."""
+    ask = getattr(module, "not_here", None)
+    return str(ask(ctx)) if ask is not None else ""
 
 
 def _plan(active: Mapping[str, CheckModule], cached: Facts | None) -> tuple[list[str], Facts]:

@@ -61,6 +61,10 @@ class AgentsSettings:
     run_dir: Path = Path("/run/kinemill")
     textfile_dir: Path | None = None
     """Where metrics files for the node exporter are written; None writes none."""
+    node_name: str = ""
+    """This node's name in Slurm; empty: the host name up to its first dot."""
+    slurm_timeout_s: float = 10.0
+    """For each of Slurm's commands."""
     hardware: Hardware = Hardware()
     checks: CheckSettings = CheckSettings()
 

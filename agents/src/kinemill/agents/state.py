@@ -1,25 +1,33 @@
-"""What an agent remembers between runs: cached facts, UNKNOWN streaks, the open fault, XIDs by job.
+"""What an agent remembers between runs: cached facts, UNKNOWN streaks, the open fault, XIDs and their jobs.
 
-Everything is bound to a boot: another boot id makes it void, save the XIDs by job and the open
-fault. The folder is root's alone. A damaged or missing file is an empty memory, never a crash.
+Everything is bound to a boot: another boot id makes it void, save the XIDs by job, notes that have
+not reached Slurm, and the open fault. The folder is root's alone. A damaged or missing file is an
+empty memory, never a crash. Runs that overlap (a prolog beside the timer) take turns by a lock.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kinemill.agents.facts import Facts
-from kinemill.agents.files import read_json, write_json
+from kinemill.agents.files import private_dir, read_json, write_json
+from kinemill.agents.xids import XidEvent
 from kinemill.contracts.checks import CheckResult, CheckStatus
 
 __all__ = ["DAY_S", "Memory", "OpenFault"]
 
 DAY_S = 86_400
 _MAX_ROWS = 2_000
+_MAX_NOTES = 100
+_MAX_EVENTS = 500
+_LOCK_S = 2.0
 _CACHED_PROBES = ("disk_health", "container", "host")
 
 
@@ -34,6 +42,7 @@ class OpenFault:
     detail: str
     boot_id: str
     at_s: int
+    """When it was first found; a later run that finds it again does not move it."""
     passes: int = 0
     last_pass_s: int = 0
 
@@ -45,6 +54,35 @@ class Memory:
         self._folder = folder
         self._boot = boot_id or "unknown"
         self._now_s = now_s
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Our turn to read and write; after two seconds without it we go on: a hook must end.
+
+        Raises:
+            EnvironmentFault: The folder cannot be used.
+        """
+        directory = private_dir(self._folder)
+        try:
+            fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        except OSError:
+            fd = -1
+        finally:
+            os.close(directory)
+        try:
+            until = time.monotonic() + _LOCK_S
+            while fd >= 0:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    if time.monotonic() > until:
+                        break
+                    time.sleep(0.01)
+            yield
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
     def _load(self, name: str, *, this_boot: bool = True) -> dict[str, Any]:
         data = read_json(self._folder, f"{name}.json")
@@ -101,11 +139,64 @@ class Memory:
         """Seconds since boot of the last acknowledgement in this boot."""
         return float(self._load("acknowledged").get("kernel_s") or 0.0)
 
-    def record_app_xids(self, job_id: int, devices: Iterable[str]) -> None:
-        """Remember that an application XID was seen on these PCI devices during a job."""
-        rows = self._xid_rows()
-        rows += [[pci, job_id, self._now_s] for pci in sorted(set(devices)) if not self._known(rows, pci, job_id)]
-        self._save("xids", {"rows": rows[-_MAX_ROWS:]})
+    def kernel_events(self) -> list[list[Any]]:
+        """[seconds since boot, text] of XID lines seen earlier in this boot: the kernel's buffer forgets them."""
+        rows = self._load("events").get("rows") or []
+        return [r for r in rows if isinstance(r, list) and len(r) == 2 and isinstance(r[0], int | float)]
+
+    def keep_kernel_events(self, lines: Iterable[tuple[float, str]]) -> None:
+        """Remember XID lines; what is known already is not written again."""
+        known = self.kernel_events()
+        have = {(r[0], r[1]) for r in known}
+        new = [[at, text] for at, text in lines if (at, text) not in have]
+        if new:
+            self._save("events", {"rows": (known + new)[-_MAX_EVENTS:]})
+
+    def job_begins(self, job_id: int, kernel_s: float) -> None:
+        """The kernel's clock when a job's prolog ran: XIDs before it are not the job's."""
+        marks = {k: v for k, v in (self._load("jobs").get("marks") or {}).items() if isinstance(v, int | float)}
+        marks[str(job_id)] = kernel_s
+        self._save("jobs", {"marks": dict(sorted(marks.items(), key=lambda kv: kv[1])[-_MAX_ROWS:])})
+
+    def job_ends(self, job_id: int, events: Iterable[XidEvent]) -> list[XidEvent]:
+        """Attribute application XIDs to the job that just ended; each event counts for one job only.
+
+        Args:
+            job_id: The job.
+            events: Application XIDs on its GPUs since boot.
+
+        Returns:
+            The events that are this job's: after its prolog, and not counted for an earlier one.
+        """
+        data = self._load("jobs")
+        marks, taken = dict(data.get("marks") or {}), dict(data.get("taken") or {})
+        since = marks.pop(str(job_id), None)
+        floor = float(since) if isinstance(since, int | float) else -1.0
+        mine = [e for e in events if e.at_s > max(floor, float(taken.get(e.pci, -1.0)))]
+        for event in mine:
+            taken[event.pci] = max(event.at_s, float(taken.get(event.pci, -1.0)))
+        if mine or since is not None:
+            self._save("jobs", {"marks": marks, "taken": taken})
+        if mine:
+            rows = self._xid_rows()
+            devices = sorted({e.pci for e in mine})
+            rows += [[pci, job_id, self._now_s] for pci in devices if not self._known(rows, pci, job_id)]
+            self._save("xids", {"rows": rows[-_MAX_ROWS:]})
+        return mine
+
+    def add_note(self, job_id: int, text: str) -> None:
+        """Queue a note for a job; the reporter brings it to Slurm."""
+        rows = [r for r in self.notes() if r[0] != job_id]
+        self._save("notes", {"rows": [*rows, [job_id, text]][-_MAX_NOTES:]})
+
+    def notes(self) -> list[tuple[int, str]]:
+        """(job, text) of notes that have not reached Slurm."""
+        rows = self._load("notes", this_boot=False).get("rows") or []
+        return [(r[0], r[1]) for r in rows if isinstance(r, list) and len(r) == 2 and isinstance(r[0], int)]
+
+    def drop_note(self, job_id: int) -> None:
+        """The note has arrived, or never can."""
+        self._save("notes", {"rows": [list(r) for r in self.notes() if r[0] != job_id]})
 
     def xid_jobs(self) -> dict[str, int]:
         """PCI device -> distinct jobs with an application XID within the last day."""
@@ -134,12 +225,9 @@ class Memory:
     def open(self, cause: CheckResult, letter: str) -> OpenFault:
         """Open a fault, or keep the open one of the same check and code; clean passes start over."""
         old = self.open_fault()
-        event = (
-            old.event
-            if old is not None and (old.check, old.code) == (cause.check, cause.code)
-            else secrets.token_hex(4)
-        )
-        fault = OpenFault(event, cause.check, letter, cause.code or "fail", cause.detail, self._boot, self._now_s)
+        same = old is not None and (old.check, old.code) == (cause.check, cause.code or "fail")
+        event, at_s = (old.event, old.at_s) if old is not None and same else (os.urandom(4).hex(), self._now_s)
+        fault = OpenFault(event, cause.check, letter, cause.code or "fail", cause.detail, self._boot, at_s)
         self._write_fault(fault)
         return fault
 

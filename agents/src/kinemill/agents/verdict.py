@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from kinemill.agents.files import read_json, write_json
+from kinemill.agents.state import OpenFault
 from kinemill.contracts.fleet import DrainEvent, format_reason
 from kinemill.errors import ContractError, KinemillError
 from kinemill.records import decode, encode
 
-__all__ = ["StoredVerdict", "read_verdict", "write_verdict"]
+__all__ = ["StoredVerdict", "read_verdict", "reason_of", "write_verdict"]
 
 NAME = "verdict.json"
 
@@ -36,13 +37,13 @@ class StoredVerdict:
     version: int = 1
 
 
-def reason_of(event: str, check: str, letter: str, code: str, detail: str) -> str:
-    """The reason text for a fault.
+def reason_of(fault: OpenFault) -> str:
+    """The drain reason for a fault.
 
     Raises:
         ContractError: A check or code that the grammar does not allow.
     """
-    return format_reason(DrainEvent(check, letter, code, event, detail))
+    return format_reason(DrainEvent(fault.check, fault.letter, fault.code, fault.event, fault.detail))
 
 
 def write_verdict(run_dir: Path, verdict: StoredVerdict) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kinemill.contracts.checks import FixAction
 
-__all__ = ["XIDS", "XidEvent", "XidRule", "parse_xid", "rule_for"]
+__all__ = ["XIDS", "XidEvent", "XidRule", "parse_xid", "pci_key", "rule_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,21 @@ def parse_xid(at_s: float, text: str) -> XidEvent | None:
     """The event in one kernel line, or None."""
     found = _XID.search(text)
     if found:
-        return XidEvent(at_s, found["pci"].lower(), int(found["number"]))
+        return XidEvent(at_s, pci_key(found["pci"]), int(found["number"]))
     found = _SXID.search(text)
     if found:
-        return XidEvent(at_s, found["pci"].lower(), int(found["number"]), True, found["severity"] == "Fatal")
+        return XidEvent(at_s, pci_key(found["pci"]), int(found["number"]), True, found["severity"] == "Fatal")
     return None
+
+
+def pci_key(address: str) -> str:
+    """A GPU's address as XID lines write it: NVML's `00000000:3B:00.0` and the kernel's `0000:3b:00` are one."""
+    match = re.fullmatch(
+        r"(?P<domain>[0-9a-fA-F]{4,8}):(?P<bus>[0-9a-fA-F]{2}):(?P<device>[0-9a-fA-F]{2})(?:\.\d)?", address
+    )
+    if match is None:
+        return address.lower()
+    return f"{match['domain'][-4:]}:{match['bus']}:{match['device']}".lower()
 
 
 def rule_for(number: int, overrides: dict[str, str] | None = None) -> XidRule:

@@ -1,7 +1,8 @@
 """The checks: one file each, found by being here. A check declares itself and judges facts; it reads nothing.
 
 A module has `CHECK` (its declaration), `NEEDS` (the probes whose facts it judges) and
-`judge(facts, ctx) -> CheckResult`. Adding a check is one file here and one test.
+`judge(facts, ctx) -> CheckResult`; it may have `not_here(ctx) -> str`, which says why the check does
+not concern this node, so that its probes need not run. Adding a check is one file here and one test.
 """
 
 from __future__ import annotations

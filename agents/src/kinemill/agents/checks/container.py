@@ -17,11 +17,16 @@ CHECK = Check(
 NEEDS = ("container",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "" if ctx.settings.hardware.container_command else "no container runtime is stated for this node"
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL (transient) where the run exits with anything but 0."""
     command = ctx.settings.hardware.container_command
-    if not command:
-        return worst(CHECK, [skip("no container runtime is stated for this node")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
     seen = facts.get("container.run")
     if not isinstance(seen, dict):
         return worst(CHECK, [unknown("container_unread", f"probe {facts.how('container')}")])

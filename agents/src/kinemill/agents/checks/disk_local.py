@@ -14,11 +14,16 @@ NEEDS = ("disk",)
 _QUOTA = "Disk quota exceeded"
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "" if ctx.settings.hardware.scratch_dirs else "no local folder is stated for this node"
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on a read-only disk, a failed write probe, or less room than the limit."""
     folders = ctx.settings.hardware.scratch_dirs
-    if not folders:
-        return worst(CHECK, [skip("no local folder is stated for this node")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
     findings: list[Finding] = []
     evidence: dict[str, str] = {}
     for folder in folders:

@@ -27,10 +27,15 @@ def _judge(gpu: Gpu, value: Reading) -> Finding | None:
     return ok()
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "the inventory states no GPU" if no_gpus_expected(ctx) else ""
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on hardware causes, WARN on software thermal; idle and power capping pass."""
-    if no_gpus_expected(ctx):
-        return worst(CHECK, [skip("the inventory states no GPU")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
     evidence = {
         f"gpu{g.index}": hex(int(g.get("clock_events").value)) for g in facts.gpus() if g.get("clock_events").value
     }

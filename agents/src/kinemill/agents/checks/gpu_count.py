@@ -12,11 +12,16 @@ CHECK = Check("gpu.count", 1, ALWAYS, help="GPU count and UUIDs are those of the
 NEEDS = ("nvml",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "the inventory states no GPU" if no_gpus_expected(ctx) else ""
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on a lost GPU, another count, another UUID or another model; UNKNOWN where it could not be counted."""
-    expected = expected_gpus(ctx)
-    if no_gpus_expected(ctx) or expected is None:
-        return worst(CHECK, [skip("the inventory states no GPU")])
+    expected = expected_gpus(ctx) or 0
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
     missing = nvml_missing(facts)
     if missing is not None:
         return worst(CHECK, [missing])

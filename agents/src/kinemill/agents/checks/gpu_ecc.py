@@ -15,10 +15,15 @@ CHECK = Check("gpu.ecc", 1, ALWAYS, help="ECC errors since boot: uncorrected fai
 NEEDS = ("nvml",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "the inventory states no GPU" if no_gpus_expected(ctx) else ""
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on any uncorrected error since boot, or on corrected ones at the SKU's limit."""
-    if no_gpus_expected(ctx):
-        return worst(CHECK, [skip("the inventory states no GPU")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
 
     def uncorrected(gpu: Gpu, value: Reading) -> Finding | None:
         if value.value == 0:

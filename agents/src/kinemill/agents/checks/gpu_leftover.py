@@ -17,11 +17,16 @@ CHECK = Check(
 NEEDS = ("nvml",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "the inventory states no GPU" if no_gpus_expected(ctx) else ""
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on a process before a job or after one; from the command line it only WARNs, since jobs may run."""
-    if no_gpus_expected(ctx):
-        return worst(CHECK, [skip("the inventory states no GPU")])
-    hook = ctx.context in (CheckContext.PROLOG, CheckContext.EPILOG)
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
+    hook = ctx.context is not CheckContext.CLI  # a full run has it only while its own fault is open
     limit = ctx.sku.idle_gpu_memory_mb
 
     def processes(gpu: Gpu, value: Reading) -> Finding | None:

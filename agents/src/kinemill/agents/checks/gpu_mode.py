@@ -12,10 +12,15 @@ CHECK = Check("gpu.mode", 1, ALWAYS, help="persistence mode and MIG are as confi
 NEEDS = ("nvml",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "the inventory states no GPU" if no_gpus_expected(ctx) else ""
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL (config) where MIG differs, WARN where persistence is off."""
-    if no_gpus_expected(ctx):
-        return worst(CHECK, [skip("the inventory states no GPU")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
 
     def persistence(gpu: Gpu, value: Reading) -> Finding | None:
         if value.value:

@@ -12,11 +12,16 @@ CHECK = Check("gpu.nvlink", 1, ALWAYS, help="active NVLinks of each GPU")
 NEEDS = ("nvml",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "no NVLink is stated for this node" if no_gpus_expected(ctx) or ctx.sku.nvlinks is None else ""
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on fewer links than the SKU's; nothing is judged where it states none."""
     limit = ctx.sku.nvlinks
-    if no_gpus_expected(ctx) or limit is None:
-        return worst(CHECK, [skip("no NVLink is stated for this node")])
+    if not_here(ctx) or limit is None:
+        return worst(CHECK, [skip(not_here(ctx))])
 
     def few(gpu: Gpu, value: Reading) -> Finding | None:
         if value.value >= limit.value:

@@ -20,12 +20,17 @@ _BROKEN = {
 }
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "the inventory states no GPU" if no_gpus_expected(ctx) else ""
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL where the inventory promises GPUs and the library or the driver is not there."""
     started = facts.reading("nvml.init")
     evidence = {"nvml.init": started.error or "ok", "driver": str(facts.reading("nvml.driver").value or "?")}
-    if no_gpus_expected(ctx):
-        return worst(CHECK, [skip("the inventory states no GPU")], evidence)
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)], evidence)
     if started.error is None:
         return worst(CHECK, [ok(f"driver {evidence['driver']}")], evidence)
     if started.error in _BROKEN:

@@ -12,10 +12,15 @@ CHECK = Check("gpu.pcie", 1, ALWAYS, help="PCIe width and generation of each GPU
 NEEDS = ("nvml",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "the inventory states no GPU" if no_gpus_expected(ctx) else ""
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on a narrower link. A lower generation only WARNs: an idle GPU lowers it to save power."""
-    if no_gpus_expected(ctx):
-        return worst(CHECK, [skip("the inventory states no GPU")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
     width, generation = ctx.sku.pcie_width, ctx.sku.pcie_generation
     if width is None and generation is None:
         return worst(CHECK, [skip("the SKU states no PCIe link")])

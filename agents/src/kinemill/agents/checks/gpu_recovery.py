@@ -38,10 +38,15 @@ def _judge(gpu: Gpu, value: Reading) -> Finding | None:
     )
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "the inventory states no GPU" if no_gpus_expected(ctx) else ""
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on any action; older drivers do not have the field, which is SKIP."""
-    if no_gpus_expected(ctx):
-        return worst(CHECK, [skip("the inventory states no GPU")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
     findings = list(for_each_gpu(facts, ctx, "recovery", _judge))
     absent = "FunctionNotFound"
     evidence = {f"gpu{g.index}": str(g.get("recovery").value) for g in facts.gpus() if g.get("recovery").error is None}

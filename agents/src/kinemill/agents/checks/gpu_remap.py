@@ -26,10 +26,15 @@ def _judge(gpu: Gpu, value: Reading) -> Finding | None:
     return ok()
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "the inventory states no GPU" if no_gpus_expected(ctx) else ""
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL hard on failure, transient on pending; rows remapped long ago are no fault."""
-    if no_gpus_expected(ctx):
-        return worst(CHECK, [skip("the inventory states no GPU")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
     evidence = {f"gpu{g.index}": str(g.get("remap").value) for g in facts.gpus() if g.get("remap").error is None}
     findings = list(for_each_gpu(facts, ctx, "remap", _judge))
     return worst(CHECK, findings or [skip("these GPUs do not remap rows")], evidence)

@@ -12,11 +12,18 @@ CHECK = Check("gpu.temperature", 1, ALWAYS, help="GPU temperature; heat that mat
 NEEDS = ("nvml",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return (
+        "no temperature limit is stated for this node" if no_gpus_expected(ctx) or ctx.sku.temperature_c is None else ""
+    )
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """WARN at the limit; never FAIL, since a hot GPU that does not slow down works."""
     limit = ctx.sku.temperature_c
-    if no_gpus_expected(ctx) or limit is None:
-        return worst(CHECK, [skip("no temperature limit is stated for this node")])
+    if not_here(ctx) or limit is None:
+        return worst(CHECK, [skip(not_here(ctx))])
 
     def hot(gpu: Gpu, value: Reading) -> Finding | None:
         if value.value < limit.value:

@@ -6,9 +6,9 @@ is the GPU's fault.
 
 from __future__ import annotations
 
-from kinemill.agents.checks import Finding, fail, ok, skip, unknown, warn, worst
+from kinemill.agents.checks import Finding, fail, ok, skip, warn, worst
 from kinemill.agents.checks._gpu import ALWAYS, no_gpus_expected
-from kinemill.agents.checks._kernel import kernel_lines, kernel_missing
+from kinemill.agents.checks._kernel import kernel_lines, kernel_missing, lost_lines
 from kinemill.agents.context import Context
 from kinemill.agents.facts import Facts
 from kinemill.agents.xids import XidEvent, parse_xid, rule_for
@@ -21,10 +21,15 @@ DISTINCT_JOBS = 3
 """An application-caused XID in this many different jobs on one GPU within a day is hardware."""
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "the inventory states no GPU" if no_gpus_expected(ctx) else ""
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on node-fatal XIDs and on repeated application ones, WARN on watched ones."""
-    if no_gpus_expected(ctx):
-        return worst(CHECK, [skip("the inventory states no GPU")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
     missing = kernel_missing(facts)
     if missing is not None:
         return worst(CHECK, [missing])
@@ -34,8 +39,7 @@ def judge(facts: Facts, ctx: Context) -> CheckResult:
         f"{e.pci}/{'sxid' if e.switch else 'xid'}{e.number}": f"{e.at_s:.0f} s after boot" for e in events[-20:]
     }
     findings = [_one(e, ctx, repeated) for e in events]
-    if facts.get("kernel.lost"):
-        findings.append(unknown("kernel_log_lost", "kernel messages were overwritten before they were read"))
+    findings += lost_lines(facts)
     return worst(CHECK, findings or [ok("no XID since boot")], evidence)
 
 

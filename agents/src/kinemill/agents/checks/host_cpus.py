@@ -12,11 +12,16 @@ CHECK = Check("host.cpus", 1, ALWAYS, help="online CPUs, against the inventory")
 NEEDS = ("host",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "" if ctx.settings.hardware.cpus is not None else "the inventory states no CPU count"
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on fewer CPUs than stated."""
     expected = ctx.settings.hardware.cpus
     if expected is None:
-        return worst(CHECK, [skip("the inventory states no CPU count")])
+        return worst(CHECK, [skip(not_here(ctx))])
     online = facts.get("host.cpus_online")
     if not isinstance(online, int):
         return worst(CHECK, [unknown("cpus_unread", f"CPUs not counted (probe {facts.how('host')})")])

@@ -15,11 +15,16 @@ TOLERANCE = 0.03
 """The kernel keeps some for itself: a node shows up to about 3 % less than its modules hold (measured)."""
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "" if ctx.settings.hardware.memory_mb is not None else "the inventory states no memory"
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL where a module is missing."""
     expected = ctx.settings.hardware.memory_mb
     if expected is None:
-        return worst(CHECK, [skip("the inventory states no memory")])
+        return worst(CHECK, [skip(not_here(ctx))])
     seen = facts.get("host.memory_mb")
     if not isinstance(seen, int):
         return worst(CHECK, [unknown("memory_unread", f"memory not read (probe {facts.how('host')})")])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from kinemill.agents.checks import Finding, fail, ok, unknown, warn, worst
+from kinemill.agents.checks import Finding, fail, ok, warn, worst
 from kinemill.agents.checks._gpu import ALWAYS
-from kinemill.agents.checks._kernel import kernel_lines, kernel_missing
+from kinemill.agents.checks._kernel import kernel_lines, kernel_missing, lost_lines
 from kinemill.agents.context import Context
 from kinemill.agents.facts import Facts
 from kinemill.contracts.checks import Check, CheckClass, CheckResult, CheckStatus, FixAction
@@ -49,6 +49,5 @@ def judge(facts: Facts, ctx: Context) -> CheckResult:
             cls = CheckClass.APP if code == "oom" else CheckClass.TRANSIENT
             make = fail if status is _FAIL else warn
             findings.append(make(code, f"{counts[code]}x {first[code]}", cls=cls, action=action, source="kernel"))
-    if facts.get("kernel.lost"):
-        findings.append(unknown("kernel_log_lost", "kernel messages were overwritten before they were read"))
+    findings += lost_lines(facts)
     return worst(CHECK, findings or [ok("nothing since boot")], {k: str(v) for k, v in counts.items()})

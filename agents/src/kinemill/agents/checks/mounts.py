@@ -12,11 +12,16 @@ CHECK = Check("mounts", 1, ALWAYS, help="needed mounts are there and answer in t
 NEEDS = ("mounts",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "" if ctx.settings.hardware.mounts else "no mount is stated for this node"
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on a mount that is missing, errs or hangs; UNKNOWN on those behind a hanging one."""
     wanted = ctx.settings.hardware.mounts
-    if not wanted:
-        return worst(CHECK, [skip("no mount is stated for this node")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
     table = facts.get("mounts.table")
     if table is None:
         return worst(CHECK, [unknown("mounts_unread", f"probe {facts.how('mounts')}")])

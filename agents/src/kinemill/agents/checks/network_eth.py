@@ -12,11 +12,16 @@ CHECK = Check("net.ethernet", 1, ALWAYS, help="Ethernet links, their speed and f
 NEEDS = ("network",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "" if ctx.settings.hardware.ethernet else "the inventory names no Ethernet interface"
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on a missing or down interface, WARN on speed and flaps."""
     names = ctx.settings.hardware.ethernet
-    if not names:
-        return worst(CHECK, [skip("the inventory names no Ethernet interface")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
     findings: list[Finding] = []
     evidence: dict[str, str] = {}
     for name in names:

@@ -12,11 +12,16 @@ CHECK = Check("net.infiniband", 1, ALWAYS, help="InfiniBand ports, their state, 
 NEEDS = ("network",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "" if ctx.settings.hardware.infiniband_ports else "the inventory states no InfiniBand"
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on fewer active ports than stated or a lower rate, WARN on flaps."""
     expected = ctx.settings.hardware.infiniband_ports
     if not expected:
-        return worst(CHECK, [skip("the inventory states no InfiniBand")])
+        return worst(CHECK, [skip(not_here(ctx))])
     ports = facts.get("ib.ports")
     if ports is None:
         return worst(CHECK, [unknown("ib_unread", f"probe {facts.how('network')}")])

@@ -16,11 +16,16 @@ CHECK = Check(
 NEEDS = ("slurm_conf",)
 
 
+def not_here(ctx: Context) -> str:
+    """Why this node has nothing to judge."""
+    return "" if ctx.settings.hardware.slurm_conf else "no slurm.conf hash is stated for this node"
+
+
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL (config: never drains) where the hash differs."""
     hardware = ctx.settings.hardware
-    if not hardware.slurm_conf:
-        return worst(CHECK, [skip("no slurm.conf hash is stated for this node")])
+    if aside := not_here(ctx):
+        return worst(CHECK, [skip(aside)])
     seen = facts.get("slurm_conf.sha256")
     if seen is None:
         return worst(CHECK, [unknown("slurm_conf_unread", f"{hardware.slurm_conf}: probe {facts.how('slurm_conf')}")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 __all__ = ["REFUSE", "hook_path"]
@@ -13,4 +12,4 @@ REFUSE = 100
 
 def hook_path(name: str) -> Path:
     """The installed path of `prolog`, `epilog` or `healthcheck`."""
-    return Path(str(files("kinemill.agents.hooks") / f"{name}.sh"))
+    return Path(__file__).parent / f"{name}.sh"

@@ -8,7 +8,7 @@ umask 077
 python=${KINEMILL_AGENT_PYTHON:-/opt/kinemill/agents/current/bin/python}
 run_dir=${KINEMILL_RUN_DIR:-/run/kinemill}
 if [ -x "$python" ]; then
-    timeout -k 1 12 "$python" -I -m kinemill.agents.cli hook epilog
+    timeout -k 1 12 "$python" -I -m kinemill.agents.hook epilog
     code=$?
 else
     code=127

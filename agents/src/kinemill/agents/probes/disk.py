@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 
 from kinemill.agents.context import Context
 from kinemill.agents.probes import Emit
@@ -44,7 +43,7 @@ def _folder(ctx: Context, folder: str) -> dict[str, object]:
 
 def _write_probe(directory: int) -> str:
     """Write, sync, read back, remove. The name is unguessable and created exclusively."""
-    name = f".kinemill-probe-{secrets.token_hex(8)}"
+    name = f".kinemill-probe-{os.urandom(8).hex()}"
     try:
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     except OSError as exc:

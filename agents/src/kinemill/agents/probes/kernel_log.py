@@ -33,11 +33,12 @@ def parse_line(line: str) -> tuple[float, str] | None:
 
 
 def read(ctx: Context, emit: Emit) -> None:
-    """Emit `kernel.lines` ([seconds, text] of the interesting ones), `kernel.seen` and `kernel.lost`."""
+    """Emit `kernel.lines` ([seconds, text] of the interesting ones), `kernel.seen`, `kernel.last_s`, `kernel.lost`."""
     path = ctx.settings.kernel_log
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     kept: collections.deque[tuple[float, str]] = collections.deque(maxlen=MAX_LINES)
     seen = 0
+    last_s = 0.0
     lost = False
     try:
         device = stat.S_ISCHR(os.fstat(fd).st_mode)
@@ -52,12 +53,14 @@ def read(ctx: Context, emit: Emit) -> None:
                 continue
             parsed = parse_line(line)
             seen += parsed is not None
+            last_s = max(last_s, parsed[0]) if parsed is not None else last_s
             if parsed is not None and _INTERESTING.search(parsed[1]):
                 lost = lost or len(kept) == MAX_LINES
                 kept.append(parsed)
     finally:
         os.close(fd)
     emit("kernel.seen", seen)
+    emit("kernel.last_s", last_s)
     emit("kernel.lost", lost)
     emit("kernel.lines", list(kept))
 
