@@ -10,6 +10,7 @@ CDR here is XCDR1 little endian: alignment counts from after the 4-byte encapsul
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,13 +37,13 @@ class JointTemplate:
         data: The message with zero stamp and values.
         stamp: Offset of `sec` (i32) and `nanosec` (u32).
         blocks: (offset, count) of each float64 array that holds values, in storage order.
-        fixed: Mask of the bytes that are the same in every message.
+        fixed: (start, end) of the stretches that are the same in every message.
     """
 
     data: NDArray[np.uint8]
     stamp: int
     blocks: tuple[tuple[int, int], ...]
-    fixed: NDArray[np.bool_]
+    fixed: tuple[tuple[int, int], ...]
 
     @property
     def columns(self) -> int:
@@ -75,7 +76,7 @@ class JointTemplate:
 
     def matches(self, rows: NDArray[np.uint8]) -> bool:
         """Whether every constant byte of every row (uint8 [n, message length]) is the template's."""
-        return bool((rows[:, self.fixed] == self.data[self.fixed]).all())
+        return all(bool((rows[:, a:b] == self.data[a:b]).all()) for a, b in self.fixed)
 
     def decode(self, rows: NDArray[np.uint8]) -> NDArray[np.float64]:
         """The values of rows that match: float64 [n, columns]."""
@@ -121,11 +122,9 @@ def joint_template(names: tuple[str, ...], fields: tuple[str, ...], frame_id: st
             blocks.append((4 + len(body), count))
             body += bytes(8 * count)
     data = np.frombuffer(_HEAD + bytes(body), np.uint8)
-    fixed = np.ones(len(data), np.bool_)
-    fixed[4:12] = False
-    for offset, count in blocks:
-        fixed[offset : offset + 8 * count] = False
-    return JointTemplate(data, 4, tuple(blocks), fixed)
+    free = [(4, 12), *((offset, offset + 8 * count) for offset, count in blocks), (len(data), len(data))]
+    edges = [(a, b) for (_, a), (b, _) in itertools.pairwise([(0, 0), *free])]
+    return JointTemplate(data, 4, tuple(blocks), tuple((a, b) for a, b in edges if b > a))
 
 
 class CdrCursor:

@@ -23,14 +23,16 @@ class BuiltChunk:
     """A Chunk record with the MessageIndex records that follow it.
 
     Attributes:
-        record: The whole Chunk record.
+        head: The Chunk record up to its records.
+        data: The records, compressed or not.
         index: Its message indexes.
         index_at: (channel id, offset inside `index`) of each.
         counts: Messages of each channel of the group, in the group's order.
         gops: (first time, frames) of each GOP that starts in it; empty without video.
     """
 
-    record: bytes
+    head: bytes
+    data: bytes
     index: bytes
     index_at: tuple[tuple[int, int], ...]
     t_first_ns: int
@@ -109,12 +111,9 @@ def _finish(
     t_first_ns, t_last_ns, skew = times
     crc = crc32(raw)
     name, data = compress(raw) if compress is not None else (b"", raw)
-    record = (
-        wire.chunk_record(t_first_ns, t_last_ns, raw_size=len(raw), crc=crc, compression=name, data_size=len(data))
-        + data
-    )
+    head = wire.chunk_record(t_first_ns, t_last_ns, raw_size=len(raw), crc=crc, compression=name, data_size=len(data))
     return BuiltChunk(
-        record, index, index_at, t_first_ns, t_last_ns, counts, crc, len(raw), name, len(data), skew, gops
+        head, data, index, index_at, t_first_ns, t_last_ns, counts, crc, len(raw), name, len(data), skew, gops
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -18,7 +19,7 @@ from kinemill.episode.messages import read_image, read_text
 from kinemill.episode.opened import OpenChunk
 from kinemill.episode.proto import video_bytes
 from kinemill.episode.schemas import JOINT_STATE, STRING, VIDEO
-from kinemill.errors import CorruptError, UnsupportedError
+from kinemill.errors import CorruptError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +35,8 @@ class VideoOptions(NamedTuple):
     pool: DecoderPool
     decoder: str
     pixel_format: PixelFormat
+    out: NDArray[np.uint8] | None = None
+    one_gop: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +50,7 @@ class Messages:
         time: Log times, int64 [n].
         sequence: Sequence numbers.
         data: Records of each chunk.
+        in_order: Times do not go back inside any chunk.
     """
 
     chunk: NDArray[np.int64]
@@ -55,6 +59,7 @@ class Messages:
     time: NDArray[np.int64]
     sequence: NDArray[np.int64]
     data: dict[int, memoryview]
+    in_order: bool = False
     _idr: dict[int, bool] = field(default_factory=dict)
 
     @classmethod
@@ -66,6 +71,13 @@ class Messages:
             numbers: Chunk numbers, increasing.
             chunks: The chunks.
         """
+        if len(chunks) == 1:
+            c, mask = chunks[0], chunks[0].channel == channel
+            start = c.offset[mask]
+            number = np.full(len(start), numbers[0], np.int64)
+            return cls(
+                number, start + _HEAD, c.end[mask], c.time[mask], c.sequence[mask], {numbers[0]: c.data}, c.in_order
+            )
         masks = [c.channel == channel for c in chunks]
         empty = [np.empty(0, np.int64)]
         return cls(
@@ -75,6 +87,7 @@ class Messages:
             np.concatenate([c.time[m] for c, m in zip(chunks, masks, strict=True)] or empty),
             np.concatenate([c.sequence[m] for c, m in zip(chunks, masks, strict=True)] or empty),
             {k: c.data for k, c in zip(numbers, chunks, strict=True)},
+            all(c.in_order for c in chunks),
         )
 
     def payload(self, index: int) -> memoryview:
@@ -88,15 +101,30 @@ class Messages:
             found = self._idr[index] = first_slice_is_idr(video_bytes(self.payload(index))[0])
         return found
 
-    def gop_start(self, index: int) -> int | None:
-        """The IDR that a frame depends on; None where it lies before what is at hand."""
-        while index >= 0:
-            if self.is_idr(index):
-                return index
-            index -= 1
-            if index >= 0 and int(self.chunk[index + 1]) - int(self.chunk[index]) > 1:
-                return None  # chunks between them are not at hand
-        return None
+    def gop_starts(self, indices: Sequence[int], *, one_gop: bool) -> list[int | None]:
+        """For each index, increasing, the IDR that the frame depends on; None where that is not at hand.
+
+        With `one_gop`, chunks hold one GOP, so that it is the topic's first frame in the chunk.
+        """
+        if one_gop:
+            firsts = np.searchsorted(self.chunk, self.chunk[np.asarray(indices, np.int64)]).tolist()
+            return [first if self.is_idr(first) else None for first in firsts]
+        found: list[int | None] = []
+        start: int | None = None
+        looked = -1
+        for index in indices:
+            at = index
+            while at > looked:
+                if self.is_idr(at):
+                    start = at
+                    break
+                if at == 0 or int(self.chunk[at]) - int(self.chunk[at - 1]) > 1:  # chunks between are not at hand
+                    start = None
+                    break
+                at -= 1
+            looked = index
+            found.append(start)
+        return found
 
 
 def read_content(
@@ -147,18 +175,26 @@ def _pictures(
     shape = picture_shape(video.pixel_format, topic.width, topic.height)
     if len(picked) == 0:
         return np.zeros((answers, *shape), np.uint8)
-    unique, inverse = np.unique(picked, return_inverse=True)
-    out = np.empty((len(unique), *shape), np.uint8)
+    todo = picked.tolist()
+    inverse = None
+    if any(b <= a for a, b in itertools.pairwise(todo)):
+        unique, inverse = np.unique(picked, return_inverse=True)
+        todo = unique.tolist()
+    target = video.out if inverse is None else None
+    if target is None:
+        target = np.empty((len(todo), *shape), np.uint8)
+    elif target.shape != (len(todo), *shape) or target.dtype != np.uint8:
+        raise UsageError(f"{where}: out is {target.dtype} {target.shape}, wanted is uint8 {(len(todo), *shape)}")
+    starts = messages.gop_starts(todo, one_gop=video.one_gop)
     kind = StreamKind(video.decoder, "h264", video.pixel_format, topic.width, topic.height)
     decoder = video.pool.take(kind)
-    todo = unique.tolist()
     done = 0
     while done < len(todo):
-        start = messages.gop_start(todo[done])
+        start = starts[done]
         if start is None:
             raise CorruptError(f"{where}: the frame of {int(messages.time[todo[done]])} ns has no IDR before it")
         stop = done + 1
-        while stop < len(todo) and messages.gop_start(todo[stop]) == start:
+        while stop < len(todo) and starts[stop] == start:
             stop += 1
         last = todo[stop - 1]
         packets = []
@@ -168,12 +204,16 @@ def _pictures(
                 raise CorruptError(f"{where}: format {codec!r} in a stream of h264")
             packets.append(data)
         try:
-            decoder.decode(packets, [i - start for i in todo[done:stop]], out[done:stop])
+            decoder.decode(packets, [i - start for i in todo[done:stop]], target[done:stop])
         except CorruptError as exc:
             raise CorruptError(f"{where}: GOP of {int(messages.time[start])} ns is rejected: {exc}") from exc
         done = stop
     video.pool.give(decoder, kind)
-    return out if len(unique) == len(picked) and (inverse == np.arange(len(picked))).all() else out[inverse]
+    if inverse is None:
+        return target
+    if video.out is None:
+        return target[inverse]
+    return np.take(target, inverse, axis=0, out=video.out)
 
 
 # ---- rows

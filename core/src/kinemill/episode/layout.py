@@ -21,6 +21,7 @@ messages of a topic   run lengths
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import zlib
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ _WITH_CRC: Final = 2
 _MAX_PACKED: Final = 32 << 20
 _MAX_CHUNKS: Final = 1 << 22
 _MAX_LENGTH: Final = 1 << 40
-_MAX_SKEW: Final = (1 << 63) - 1
+_MAX_TIME: Final = (1 << 63) - 1
 _NO_TIME: Final = np.empty(0, np.int64)
 
 
@@ -54,7 +55,7 @@ class GroupLayout:
 
     Attributes:
         name: `cameras`, `state`, ...
-        topics: Of the group, by channel id; `messages` is that of this episode.
+        topics: Of the group, by channel id. `messages` is 0 here; `Layout.topics` has the episode's.
         offset: Byte offset of each Chunk record.
         length: Its bytes.
         t_first_ns: First log time in the chunk.
@@ -77,6 +78,8 @@ class GroupLayout:
     gop_chunk: NDArray[np.int64] | None = None
     in_order: bool = True
     skew_ns: int = 0
+    full: bool = False
+    """Every topic has messages in every chunk."""
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -144,13 +147,13 @@ def _unpack_varints(data: bytes) -> NDArray[np.uint64]:
     return found
 
 
-def _pack_lengths(length: NDArray[np.int64]) -> list[NDArray[np.uint64]]:
-    """Lengths against their median (that comes first), or, where it is shorter, against the one before (then 0)."""
+def _length_column(length: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+    """(median, differences from it), or (0, differences from the one before) where those are shorter."""
     base = int(np.median(length))
-    by_base, by_step = _zigzag(length - base), _zigzag(np.diff(length, prepend=0))
-    if np.log2(by_base + 1.0).sum() <= np.log2(by_step + 1.0).sum():
-        return [np.array([base], np.uint64), by_base]
-    return [np.array([0], np.uint64), by_step]
+    by_base, by_step = length - base, np.diff(length, prepend=0)
+    if base and np.log2(np.abs(by_base) + 1.0).sum() <= np.log2(np.abs(by_step) + 1.0).sum():
+        return base, by_base
+    return 0, by_step
 
 
 class _Take:
@@ -225,7 +228,7 @@ class Layout:
             groups.append(
                 GroupLayout(
                     group.name,
-                    group.topics,
+                    tuple(replace(t, messages=0) for t in group.topics),
                     columns[0],
                     columns[1],
                     columns[2],
@@ -235,6 +238,7 @@ class Layout:
                     None if group.gops is None else np.array(group.gops.chunk, np.int64),
                     _in_order(columns[2], columns[3]),
                     group.skew_ns,
+                    counts is not None and bool(counts.all()),
                 )
             )
         return cls(tuple(groups))
@@ -242,7 +246,12 @@ class Layout:
     @property
     def topics(self) -> dict[str, TopicReceipt]:
         """Every topic by its name, the missing ones too (with no message)."""
-        return {topic.topic: topic for group in self.groups for topic in group.topics}
+        found = {}
+        for group in self.groups:
+            totals = None if group.counts is None else group.counts.sum(axis=1).tolist()
+            for i, topic in enumerate(group.topics):
+                found[topic.topic] = topic if totals is None else replace(topic, messages=totals[i])
+        return found
 
     @property
     def t_first_ns(self) -> int:
@@ -291,25 +300,25 @@ class Layout:
             if n == 0:
                 continue
             counts = group.counts
-            unsigned(0 if counts is None else 1)
-            if counts is not None:
-                for column in counts:
-                    runs = run_lengths(column)
-                    unsigned(len(runs) // 2, *runs)
+            runs = [] if counts is None else [run_lengths(column) for column in counts]
+            unsigned(0 if counts is None else 1, *(len(run) // 2 for run in runs), *itertools.chain(*runs))
             offset, length = group.offset, group.length
-            numbers.append(_zigzag(np.array([offset[0] - end, group.t_first_ns[0]], np.int64)))
-            numbers += _pack_lengths(length)
-            gap = offset[1:] - offset[:-1] - length[:-1]
+            gaps = offset[1:] - offset[:-1] - length[:-1]
             if counts is not None:
-                gap = gap - index_bytes(counts)[:-1]
-            numbers.append(_zigzag(gap))
+                gaps = gaps - index_bytes(counts)[:-1]
             step = np.diff(group.t_first_ns, prepend=group.t_first_ns[:1])
-            numbers.append(_zigzag(np.diff(step, prepend=0)))
-            numbers.append(_zigzag(np.diff(group.t_last_ns - group.t_first_ns, prepend=0)))
-            unsigned(group.skew_ns)
-            unsigned(0 if group.gop_chunk is None else 1 + len(group.gop_chunk))
-            if group.gop_chunk is not None:
-                numbers.append(_zigzag(np.diff(group.gop_chunk, prepend=0)))
+            base, lengths = _length_column(length)
+            gops = group.gop_chunk
+            unsigned(base, group.skew_ns, 0 if gops is None else 1 + len(gops), int(group.t_first_ns[0]))
+            signed = [
+                np.array([offset[0] - end], np.int64),
+                lengths,
+                gaps,
+                np.diff(step, prepend=0),
+                np.diff(group.t_last_ns - group.t_first_ns, prepend=0),
+                np.diff(gops, prepend=0) if gops is not None else _NO_TIME,
+            ]
+            numbers.append(_zigzag(np.concatenate(signed)))
             if crc:
                 if group.crc32 is None:
                     raise CorruptError("a layout without checksums cannot be packed with them")
@@ -371,38 +380,49 @@ def _inflate(data: bytes) -> bytes:
 def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end: int, *, crc: bool) -> GroupLayout:
     n = take.one(_MAX_CHUNKS)
     if n == 0:
-        counts = np.zeros((len(topics), 0), np.int64)
-        return GroupLayout(name, topics, _NO_TIME, _NO_TIME, _NO_TIME, _NO_TIME, counts)
-    counts_or_none = None
+        none = np.zeros((len(topics), 0), np.int64)
+        return GroupLayout(name, topics, _NO_TIME, _NO_TIME, _NO_TIME, _NO_TIME, none)
+    counts: NDArray[np.int64] | None = None
+    full = False
+    gap_extra: NDArray[np.int64] | int = 0
     if take.one(1):
-        columns = []
-        for _ in topics:
-            runs = take.many(2 * take.one(n)).astype(np.int64).reshape(-1, 2)
-            if (runs < 0).any() or (runs > 1 << 40).any() or int(runs[:, 1].sum()) != n:
-                raise CorruptError(f"packed layout: group {name}: message counts do not cover its {n} chunks")
-            columns.append(np.repeat(runs[:, 0], runs[:, 1]))
-        counts_or_none = np.stack(columns) if columns else np.zeros((0, n), np.int64)
-        topics = tuple(replace(t, messages=int(c.sum())) for t, c in zip(topics, counts_or_none, strict=True))
-    start, t0 = take.signed(2).tolist()
-    base = take.one(_MAX_LENGTH)
-    length = take.signed(n) + base if base else np.cumsum(take.signed(n))
-    gap = take.signed(n - 1)
-    if counts_or_none is not None:
-        gap = gap + index_bytes(counts_or_none)[:-1]
+        pairs_per_topic = take.many(len(topics)).astype(np.int64)
+        pairs = take.many(2 * int(min(pairs_per_topic.sum(), _MAX_CHUNKS))).astype(np.int64).reshape(-1, 2)
+        counts = _expand_all(pairs, pairs_per_topic, n, name)
+        gap_extra = index_bytes(counts)[:-1]
+        full = bool(pairs[:, 0].all())
+    base, skew, gops, t0 = (take.one(limit) for limit in (_MAX_LENGTH, _MAX_TIME, _MAX_CHUNKS, _MAX_TIME))
+    signed = take.signed(4 * n + max(gops - 1, 0))
+    start = int(signed[0])
+    length = signed[1 : n + 1] + base if base else np.cumsum(signed[1 : n + 1])
+    gap = signed[n + 1 : 2 * n] + gap_extra
+    t_first = np.cumsum(np.cumsum(signed[2 * n : 3 * n])) + t0
+    t_last = np.cumsum(signed[3 * n : 4 * n]) + t_first
     offset = np.empty(n, np.int64)
     offset[0] = end + start
     np.cumsum(length[:-1] + gap, out=offset[1:])
     offset[1:] += offset[0]
-    t_first = np.cumsum(np.cumsum(take.signed(n))) + t0
-    t_last = np.cumsum(take.signed(n)) + t_first
-    if (length <= 0).any() or (gap < 0).any() or offset[0] < 0 or (t_first < 0).any() or (t_last < t_first).any():
+    lowest = min(int(length.min()) - 1, int(gap.min()) if n > 1 else 0, int((t_last - t_first).min()))
+    if lowest < 0 or offset[0] < 0 or int(t_first.min()) < 0 or int(offset[-1]) > _MAX_TIME // 2:
         raise CorruptError(f"packed layout: group {name} has chunks that overlap, or end before they start")
-    skew = take.one(_MAX_SKEW)
-    gops = take.one(_MAX_CHUNKS)
-    gop_chunk = np.cumsum(take.signed(gops - 1)) if gops else None
+    gop_chunk = np.cumsum(signed[4 * n :]) if gops else None
     if gop_chunk is not None and len(gop_chunk) and not (gop_chunk.min() >= 0 and gop_chunk.max() < n):
         raise CorruptError(f"packed layout: group {name} has a GOP in a chunk that is not there")
     crcs = take.many(n).astype(np.int64) if crc else None
-    return GroupLayout(
-        name, topics, offset, length, t_first, t_last, counts_or_none, crcs, gop_chunk, _in_order(t_first, t_last), skew
-    )
+    in_order = _in_order(t_first, t_last)
+    return GroupLayout(name, topics, offset, length, t_first, t_last, counts, crcs, gop_chunk, in_order, skew, full)
+
+
+def _expand_all(pairs: NDArray[np.int64], pairs_per_topic: NDArray[np.int64], n: int, name: str) -> NDArray[np.int64]:
+    """Counts [topics, chunks] from all topics' run-length pairs."""
+    values, times = pairs[:, 0], pairs[:, 1]
+    owner = np.repeat(np.arange(len(pairs_per_topic)), pairs_per_topic)
+    if len(pairs):
+        sane = int(times.min()) >= 1 and int(times.max()) <= n and len(owner) == len(pairs)
+        sane = sane and int(values.min()) >= 0 and int(values.max()) <= 1 << 40
+        sane = sane and bool((np.bincount(owner, times, len(pairs_per_topic)) == n).all())
+    else:
+        sane = not len(pairs_per_topic)
+    if not sane:
+        raise CorruptError(f"packed layout: group {name}: message counts do not cover its {n} chunks")
+    return np.repeat(values, times).reshape(len(pairs_per_topic), n)

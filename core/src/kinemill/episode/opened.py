@@ -7,6 +7,7 @@ the layout's word: size, times, counts, checksum and sequence numbers.
 from __future__ import annotations
 
 import struct
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ from kinemill.episode.checksum import crc32
 from kinemill.errors import CorruptError, LimitError, TruncatedError, UnsupportedError
 
 if TYPE_CHECKING:
+    import zstandard
     from numpy.typing import NDArray
 
 __all__ = ["MAX_RAW", "ChunkHead", "OpenChunk", "decompress", "open_chunk", "read_chunk_head", "walk"]
@@ -60,6 +62,8 @@ class OpenChunk:
     channel: NDArray[np.int64]
     sequence: NDArray[np.int64]
     time: NDArray[np.int64]
+    in_order: bool
+    """Times do not go back."""
 
 
 def read_chunk_head(view: memoryview | bytes, *, where: str, limit: int = MAX_RAW) -> ChunkHead:
@@ -108,6 +112,19 @@ def decompress(data: memoryview | bytes, compression: str, raw_size: int, *, whe
     return memoryview(out)
 
 
+_LOCAL = threading.local()
+
+
+def _zstd() -> zstandard.ZstdDecompressor:
+    """This thread's decompressor; making one costs more than a small chunk."""
+    found: zstandard.ZstdDecompressor | None = getattr(_LOCAL, "zstd", None)
+    if found is None:
+        import zstandard
+
+        found = _LOCAL.zstd = zstandard.ZstdDecompressor()
+    return found
+
+
 def _unzstd(data: memoryview | bytes, raw_size: int, where: str) -> bytes:
     import zstandard
 
@@ -116,7 +133,7 @@ def _unzstd(data: memoryview | bytes, raw_size: int, where: str) -> bytes:
         claimed = zstandard.get_frame_parameters(data).content_size
         if claimed not in (raw_size, zstandard.CONTENTSIZE_UNKNOWN):
             raise CorruptError(f"{where}: zstd frame of {claimed} bytes, {raw_size} declared")
-        out: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=max(raw_size, 1))
+        out: bytes = _zstd().decompress(data, max_output_size=max(raw_size, 1))
     except zstandard.ZstdError as exc:
         raise CorruptError(f"{where}: zstd data is damaged ({exc})") from exc
     return out
@@ -177,7 +194,7 @@ def _walk_pattern(data: memoryview) -> OpenChunk | None:
     channel_ids = np.ascontiguousarray(heads[:, 0:2]).view("<u2").reshape(-1).astype(np.int64)
     sequence = np.ascontiguousarray(heads[:, 2:6]).view("<u4").reshape(-1).astype(np.int64)
     time = np.ascontiguousarray(heads[:, 6:14]).view("<i8").reshape(-1)
-    return OpenChunk(data, offset, end, channel_ids, sequence, time)
+    return OpenChunk(data, offset, end, channel_ids, sequence, time, bool((time[1:] >= time[:-1]).all()))
 
 
 def _walk_records(data: memoryview, where: str) -> OpenChunk:
@@ -207,7 +224,9 @@ def _walk_records(data: memoryview, where: str) -> OpenChunk:
         table = np.array(found, np.int64).reshape(-1, 5)
     except OverflowError as exc:
         raise CorruptError(f"{where}: a message with a time over 2^63 ns") from exc
-    return OpenChunk(data, table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4])
+    times = table[:, 4]
+    in_order = bool((times[1:] >= times[:-1]).all())
+    return OpenChunk(data, table[:, 0], table[:, 1], table[:, 2], table[:, 3], times, in_order)
 
 
 def open_chunk(

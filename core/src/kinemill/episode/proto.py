@@ -6,6 +6,7 @@ trusting a length in it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from kinemill.errors import CorruptError
@@ -30,10 +31,19 @@ def text_field(number: int, data: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
+@functools.lru_cache(maxsize=64)
+def _seconds(seconds: int) -> bytes:
+    return b"\x08" + varint(seconds) if seconds else b""
+
+
 def timestamp(t_ns: int) -> bytes:
     """`google.protobuf.Timestamp` as field 1; zero parts are left out, as proto3 does."""
-    seconds, nanos = divmod(t_ns, NS)
-    body = (b"\x08" + varint(seconds) if seconds else b"") + (b"\x10" + varint(nanos) if nanos else b"")
+    seconds, n = divmod(t_ns, NS)
+    if n >= 1 << 28:
+        tail = bytes((16, n & 127 | 128, n >> 7 & 127 | 128, n >> 14 & 127 | 128, n >> 21 & 127 | 128, n >> 28))
+    else:
+        tail = b"\x10" + varint(n) if n else b""
+    body = _seconds(seconds) + tail
     return b"\x0a" + bytes((len(body),)) + body
 
 
@@ -96,11 +106,18 @@ def video_bytes(data: memoryview) -> tuple[memoryview, str]:
     payload: memoryview | None = None
     codec = ""
     at, end = 0, len(data)
-    while at < end:  # the one hot loop: all keys of this message are one byte long
-        key = data[at]
+    while at + 1 < end:  # the hot loop: all keys of this message are one byte long
+        key, size = data[at], data[at + 1]
+        at += 2
         if key & 7 != 2 or key > 127:
             return _video_bytes_slow(data)
-        size, at = _read_varint(data, at + 1)
+        if size > 127:
+            if at + 2 < end and data[at] < 128:  # two bytes and three are what frames take
+                size, at = size - 128 | data[at] << 7, at + 1
+            elif at + 2 < end and data[at + 1] < 128:
+                size, at = size - 128 | (data[at] - 128) << 7 | data[at + 1] << 14, at + 2
+            else:
+                size, at = _read_varint(data, at - 1)
         if size > end - at:
             raise CorruptError(f"a CompressedVideo field of {size} bytes, {end - at} are left")
         if key == 0x1A:
@@ -108,8 +125,8 @@ def video_bytes(data: memoryview) -> tuple[memoryview, str]:
         elif key == 0x22:
             codec = str(data[at : at + size], "ascii", "replace")
         at += size
-    if payload is None:
-        raise CorruptError("a CompressedVideo message without data")
+    if payload is None or at != end:
+        raise CorruptError("a CompressedVideo message without data, or cut short")
     return payload, codec
 
 

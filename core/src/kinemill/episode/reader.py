@@ -7,7 +7,7 @@ byte ranges, the store fetches them, `decode` checks and decodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -129,11 +129,14 @@ class EpisodeReader:
 
     # -- reading
 
-    def read(self, windows: Sequence[Window]) -> dict[str, Answer]:
+    def read(
+        self, windows: Sequence[Window], *, out: Mapping[str, NDArray[np.uint8]] | None = None
+    ) -> dict[str, Answer]:
         """Fetch, verify and decode.
 
         Args:
             windows: With distinct keys.
+            out: For some keys of cameras, the array that the pictures are written into.
 
         Returns:
             For each window's key (its topic, unless it has a name) `(t_ns, data, is_pad)`:
@@ -154,7 +157,7 @@ class EpisodeReader:
         for _ in range(_EXTEND):
             if fetches:
                 self._open(fetches, self._fetch(fetches), chunks)
-            answers, more = self._answer(plan.windows, chunks)
+            answers, more = self._answer(plan.windows, chunks, out or {})
             if not more:
                 return answers
             fetches = self._fetches(more)
@@ -178,18 +181,25 @@ class EpisodeReader:
             wanted.setdefault(where[0], set()).update(_chunks_of(group, where[1], window))
         return Plan(tuple(windows), self._fetches(wanted))
 
-    def decode(self, plan: Plan, blobs: Sequence[bytes]) -> dict[str, Answer]:
+    def decode(
+        self,
+        plan: Plan,
+        blobs: Sequence[bytes | memoryview],
+        *,
+        out: Mapping[str, NDArray[np.uint8]] | None = None,
+    ) -> dict[str, Answer]:
         """The answer to a plan whose ranges were fetched elsewhere; `read` in all else.
 
         Args:
             plan: From `plan`.
             blobs: One for each of `plan.ranges`.
+            out: As for `read`.
         """
         chunks: dict[tuple[int, int], OpenChunk] = {}
         self._open(plan.fetches, blobs, chunks)
         fetches = plan.fetches
         for _ in range(_EXTEND):
-            answers, more = self._answer(plan.windows, chunks)
+            answers, more = self._answer(plan.windows, chunks, out or {})
             if not more:
                 return answers
             fetches = self._fetches(more)
@@ -222,7 +232,9 @@ class EpisodeReader:
             raise LimitError(f"episode {self.key}: {total >> 20} MiB for one read; the bound is {MAX_READ >> 20}")
         return tuple(out)
 
-    def _open(self, fetches: Sequence[Fetch], blobs: Sequence[bytes], chunks: dict[tuple[int, int], OpenChunk]) -> None:
+    def _open(
+        self, fetches: Sequence[Fetch], blobs: Sequence[bytes | memoryview], chunks: dict[tuple[int, int], OpenChunk]
+    ) -> None:
         if len(fetches) != len(blobs):
             raise UsageError(f"{len(blobs)} blobs for {len(fetches)} ranges")
         for fetch, blob in zip(fetches, blobs, strict=True):
@@ -268,10 +280,16 @@ class EpisodeReader:
                     f"{start + 1}..{start + n}: messages are missing or belong elsewhere"
                 )
 
+    def _one_gop(self, group: GroupLayout) -> bool:
+        return self._strict and group.gop_chunk is None
+
     # -- answers
 
     def _answer(
-        self, windows: Sequence[Window], chunks: dict[tuple[int, int], OpenChunk]
+        self,
+        windows: Sequence[Window],
+        chunks: dict[tuple[int, int], OpenChunk],
+        out: Mapping[str, NDArray[np.uint8]],
     ) -> tuple[dict[str, Answer], dict[int, set[int]]]:
         """Answers, or which chunks are needed besides (group -> chunks)."""
         chosen = []
@@ -283,7 +301,7 @@ class EpisodeReader:
             messages = Messages.gather(group.topics[position].channel_id, held, [chunks[g, k] for k in held])
             picked, pad, need = _select(group, position, window, messages, held)
             if not need and group.topics[position].kind is TopicKind.VIDEO and len(picked):
-                need = _missing_start(group, position, messages, picked, held)
+                need = _missing_start(group, position, messages, picked, held, one_gop=self._one_gop(group))
             if need:
                 more.setdefault(g, set()).update(need)
             chosen.append((window, group, group.topics[position], messages, picked, pad))
@@ -292,15 +310,18 @@ class EpisodeReader:
         answers: dict[str, Answer] = {}
         for window, group, topic, messages, picked, pad in chosen:
             where = f"episode {self.key}: group {group.name}, topic {topic.topic}"
-            data = read_content(topic, messages, picked, len(pad), where=where, video=self._video)
+            video = self._video._replace(out=out.get(window.key), one_gop=self._one_gop(group))
+            data = read_content(topic, messages, picked, len(pad), where=where, video=video)
             time = messages.time[picked] if len(picked) else np.zeros(len(pad), np.int64)
             answers[window.key] = (time, data, pad)
         return answers, {}
 
 
 def _filled(group: GroupLayout, position: int) -> NDArray[np.int64] | None:
-    """Chunks that hold the topic; None where nobody counted (then all may)."""
-    return None if group.counts is None else np.flatnonzero(group.counts[position])
+    """Chunks that hold the topic; None where all do, or where nobody counted (then all may)."""
+    if group.counts is None or group.full:
+        return None
+    return np.flatnonzero(group.counts[position])
 
 
 def _chunks_of(group: GroupLayout, position: int, window: Window) -> set[int]:
@@ -317,26 +338,42 @@ def _chunks_of(group: GroupLayout, position: int, window: Window) -> set[int]:
         start, end = window.span_ns
         inside = np.flatnonzero((group.t_last_ns >= start) & (group.t_first_ns < end))
         return set((inside if filled is None else np.intersect1d(inside, filled)).tolist())
-    numbers = np.arange(n) if filled is None else filled
-    t_first, t_last = group.t_first_ns[numbers], group.t_last_ns[numbers]
-    out: set[int] = set()
-    rate = group.topics[position].rate_hz
-    period = int(1e9 / rate) if rate else None
-    for t in dict.fromkeys(window.times_ns):
-        if group.in_order:
-            at = int(np.searchsorted(t_first, t, "right")) - 1
-            low = at - 1 if at > 0 and t - int(t_first[at]) < group.skew_ns else at
-            picked = range(max(low, 0), max(at, 0) + 1)
-        else:
-            whole = t_last[t_last <= t]
-            latest = int(whole.max()) if len(whole) else int(t_first.min())
-            picked = np.flatnonzero((t_first <= t) & (t_last >= latest)).tolist() or [int(t_first.argmin())]  # type: ignore[assignment]
-        out.update(int(numbers[i]) for i in picked)
-        if window.pick == "nearest":
-            last = max(picked)
-            if last + 1 < len(numbers) and (period is None or t > int(t_last[last]) - period):
-                out.add(int(numbers[last + 1]))
-    return out
+    t_first = group.t_first_ns if filled is None else group.t_first_ns[filled]
+    t_last = group.t_last_ns if filled is None else group.t_last_ns[filled]
+    query = np.array(window.times_ns, np.int64)
+    picked = _ordered(group, t_first, query) if group.in_order else _unordered(t_first, t_last, query)
+    if window.pick == "nearest":
+        rate = group.topics[position].rate_hz
+        period = int(1e9 / rate) if rate else None
+        last = len(t_first) - 1
+        for t in window.times_ns:
+            at = max(int(np.searchsorted(t_first, t, "right")) - 1, 0) if group.in_order else max(picked)
+            if at < last and (period is None or t > int(t_last[at]) - period):
+                picked.add(at + 1)
+    return picked if filled is None else set(filled[list(picked)].tolist())
+
+
+def _ordered(group: GroupLayout, t_first: NDArray[np.int64], query: NDArray[np.int64]) -> set[int]:
+    """Where the last message at or before each time may lie, in a group whose chunks follow each other."""
+    at = np.searchsorted(t_first, query, "right") - 1
+    found = set(at.tolist())
+    if group.skew_ns:
+        near = at[(at > 0) & (query - t_first[at] < group.skew_ns)]
+        found.update((near - 1).tolist())
+    if -1 in found:
+        found.discard(-1)
+        found.add(0)
+    return found
+
+
+def _unordered(t_first: NDArray[np.int64], t_last: NDArray[np.int64], query: NDArray[np.int64]) -> set[int]:
+    """The same where chunks overlap in time, because of late messages or unaligned cameras."""
+    found: set[int] = set()
+    for t in query.tolist():
+        whole = t_last[t_last <= t]
+        latest = int(whole.max()) if len(whole) else int(t_first.min())
+        found.update(np.flatnonzero((t_first <= t) & (t_last >= latest)).tolist() or [int(t_first.argmin())])
+    return found
 
 
 def _chunks_of_steps(group: GroupLayout, position: int, steps: tuple[int, int, int]) -> set[int]:
@@ -352,50 +389,61 @@ def _chunks_of_steps(group: GroupLayout, position: int, steps: tuple[int, int, i
     return set(np.searchsorted(ends, numbers, "right").tolist())
 
 
+_NONE: Final = np.empty(0, np.int64)
+
+
 def _select(
     group: GroupLayout, position: int, window: Window, messages: Messages, held: list[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], set[int]]:
     """(index into messages per answer, padding, chunks that are needed besides)."""
-    none = np.empty(0, np.int64)
     if window.step_range is not None:
-        first, count, stride = window.step_range
-        numbers = first + stride * np.arange(count)
-        total = int(group.counts[position].sum()) if group.counts is not None else 0
-        pad = (numbers < 0) | (numbers >= total)
-        if total == 0:
-            return none, pad, set()
-        wanted = np.clip(numbers, 0, total - 1) + 1  # sequence numbers start at 1
-        order = np.argsort(messages.sequence, kind="stable")
-        return order[np.searchsorted(messages.sequence[order], wanted)], pad, set()
-    order = np.argsort(messages.time, kind="stable")
-    time = messages.time[order]
+        return _select_steps(group, position, window.step_range, messages)
+    time = messages.time
+    order: NDArray[np.int64] | None = None
+    if not (messages.in_order and group.in_order):
+        order = np.argsort(time, kind="stable")
+        time = time[order]
     if window.span_ns is not None:
-        low, high = np.searchsorted(time, window.span_ns)
-        return order[low:high], np.zeros(high - low, np.bool_), set()
+        low, high = np.searchsorted(time, window.span_ns).tolist()
+        picked = np.arange(low, high)
+        return (picked if order is None else order[picked]), np.zeros(high - low, np.bool_), set()
     query = np.array(window.times_ns, np.int64)
-    pad = np.ones(len(query), np.bool_)
     at = np.searchsorted(time, query, "right") - 1
-    need = _earlier(group, position, held) if (at < 0).any() or not len(time) else set()
-    if need or not len(time):
-        return none, pad, need
-    picked = np.maximum(at, 0)
-    after = np.minimum(picked + 1, len(time) - 1)
+    early = bool((at < 0).any())
+    if early or not len(time):
+        need = _earlier(group, position, held)
+        if need or not len(time):
+            return _NONE, np.ones(len(query), np.bool_), need
+    picked = np.maximum(at, 0) if early else at
+    pad = at < 0
     if window.pick == "nearest":
-        closer = np.abs(time[after] - query) < np.abs(query - time[picked])
-        picked = np.where(closer, after, picked)
+        after = np.minimum(picked + 1, len(time) - 1)
+        picked = np.where(np.abs(time[after] - query) < np.abs(query - time[picked]), after, picked)
         pad = np.zeros(len(query), np.bool_)
-    else:
-        pad = at < 0
-    age = np.abs(query - time[picked])
     if window.tolerance_ns is not None:
-        pad = pad | (age > window.tolerance_ns)
+        pad = pad | (np.abs(query - time[picked]) > window.tolerance_ns)
     else:
-        rate = group.topics[position].rate_hz
         end = int(group.t_last_ns.max())
-        pad = pad | ((query > end) & (age > (int(1e9 / rate) if rate else 0)))
+        if max(window.times_ns) > end:
+            rate = group.topics[position].rate_hz
+            pad = pad | ((query > end) & (query - time[picked] > (int(1e9 / rate) if rate else 0)))
         if window.pick == "nearest":
             pad = pad | (query < int(group.t_first_ns.min()))
-    return order[picked], pad, set()
+    return (picked if order is None else order[picked]), pad, set()
+
+
+def _select_steps(
+    group: GroupLayout, position: int, steps: tuple[int, int, int], messages: Messages
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], set[int]]:
+    first, count, stride = steps
+    numbers = first + stride * np.arange(count)
+    total = int(group.counts[position].sum()) if group.counts is not None else 0
+    pad = (numbers < 0) | (numbers >= total)
+    if total == 0:
+        return _NONE, pad, set()
+    wanted = np.clip(numbers, 0, total - 1) + 1  # sequence numbers start at 1
+    order = np.argsort(messages.sequence, kind="stable")
+    return order[np.searchsorted(messages.sequence[order], wanted)], pad, set()
 
 
 def _earlier(group: GroupLayout, position: int, held: list[int]) -> set[int]:
@@ -407,11 +455,12 @@ def _earlier(group: GroupLayout, position: int, held: list[int]) -> set[int]:
 
 
 def _missing_start(
-    group: GroupLayout, position: int, messages: Messages, picked: NDArray[np.int64], held: list[int]
+    group: GroupLayout, position: int, messages: Messages, picked: NDArray[np.int64], held: list[int], *, one_gop: bool
 ) -> set[int]:
     """The chunk before, where a wanted frame's GOP starts earlier than what is at hand."""
-    for index in np.unique(picked).tolist():
-        if messages.gop_start(index) is None:
+    wanted = picked.tolist() if len(picked) == 1 else sorted(set(picked.tolist()))
+    for index, start in zip(wanted, messages.gop_starts(wanted, one_gop=one_gop), strict=True):
+        if start is None:
             chunk = int(messages.chunk[index])
             need = _earlier(group, position, [k for k in held if k >= chunk])
             while need and need <= set(held):

@@ -440,7 +440,7 @@ def _feed(
             if not route.open:
                 scan.counts["frames_without_idr"] += 1
                 continue
-            writer.packet(route.name, t_ns, payload.data)
+            writer.packet(route.name, t_ns, payload.data, checked=info)
             fed += 1
     for route in routes.values():
         if route.decoder is not None:

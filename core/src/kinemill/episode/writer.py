@@ -28,7 +28,7 @@ from kinemill.episode import wire
 from kinemill.episode.checksum import crc32
 from kinemill.episode.chunks import BuiltChunk
 from kinemill.episode.groups import SpanGroup, VideoGroup
-from kinemill.episode.h264 import check_packet
+from kinemill.episode.h264 import PacketInfo, check_packet
 from kinemill.episode.hashing import StreamHash
 from kinemill.episode.index import index_attachment
 from kinemill.episode.layout import run_lengths
@@ -226,8 +226,14 @@ class EpisodeWriter:
             raise UsageError(f"topic {topic} is of kind {spec.kind.value}: it takes no images")
         self._wrote(group, topic, t_ns, 1)
 
-    def packet(self, topic: str, t_ns: int, annexb: bytes) -> None:
+    def packet(self, topic: str, t_ns: int, annexb: bytes, *, checked: PacketInfo | None = None) -> None:
         """One H.264 access unit, stored as it is if it meets the format's rules.
+
+        Args:
+            topic: A camera.
+            t_ns: Time on the episode's own clock, ns; packets of a camera come in this order.
+            annexb: The access unit.
+            checked: What `kinemill.episode.h264.check_packet` said of it, if that was asked already.
 
         Raises:
             UnsupportedError: It breaks a rule (not Annex B, not exactly one frame, no SPS and PPS
@@ -238,7 +244,7 @@ class EpisodeWriter:
         if not isinstance(group, VideoGroup):
             raise UsageError(f"topic {topic} is of kind {group.specs[at].kind.value}: it takes no video packets")
         data = bytes(annexb)
-        info = check_packet(data, where=f"topic {topic} at {t_ns} ns")
+        info = checked or check_packet(data, where=f"topic {topic} at {t_ns} ns")
         if info.sps is not None:
             size = (info.sps.width, info.sps.height)
             spec = group.specs[at]
@@ -338,7 +344,7 @@ class EpisodeWriter:
     def _pump(self, group: VideoGroup | SpanGroup, *, final: bool) -> None:
         for chunk in group.chunks(final=final):
             if self.live or group.name == self._streaming:
-                self._place(group.name, chunk, chunk.record, chunk.index)
+                self._place(group.name, chunk, (chunk.head, chunk.data), chunk.index)
             else:
                 self._spool(group.name, chunk)
         if self.live and not final:
@@ -407,14 +413,15 @@ class EpisodeWriter:
             "groups": records.dumps({g.name: [s.topic for s in g.specs] for g in self._groups.values()}),
         }
 
-    def _place(self, name: str, chunk: BuiltChunk, record: bytes, index: bytes) -> None:
+    def _place(self, name: str, chunk: BuiltChunk, record: tuple[bytes, ...], index: bytes) -> None:
         out = self._out
-        if len(record) >= ALIGN_FROM and (gap := -out.at % ALIGN_TO):
+        length = sum(len(part) for part in record)
+        if length >= ALIGN_FROM and (gap := -out.at % ALIGN_TO):
             out.write(wire.padding(gap if gap >= wire.RECORD_HEAD.size else gap + ALIGN_TO))
         placed = self._placed[name]
         number = len(placed.offset)
         placed.offset.append(out.at)
-        placed.length.append(len(record))
+        placed.length.append(length)
         placed.t_first.append(chunk.t_first_ns)
         placed.t_last.append(chunk.t_last_ns)
         placed.crc.append(chunk.crc)
@@ -422,7 +429,8 @@ class EpisodeWriter:
         placed.index.append((chunk.index_at, len(index), chunk.compression, chunk.data_size, chunk.raw_size))
         placed.skew_ns = max(placed.skew_ns, chunk.skew_ns)
         placed.gops += [(number, t, n) for t, n in chunk.gops]
-        out.write(record)
+        for part in record:
+            out.write(part)
         out.write(index)
         placed.end = out.at
 
@@ -431,10 +439,11 @@ class EpisodeWriter:
         if spool is None:
             folder = None if self._temporary is None else str(self._temporary.parent)
             spool = self._spools[name] = tempfile.SpooledTemporaryFile(_SPOOL_MEMORY, dir=folder)  # noqa: SIM115
-        spool.write(chunk.record)
+        spool.write(chunk.head)
+        spool.write(chunk.data)
         spool.write(chunk.index)
-        sizes = struct.pack("<QQ", len(chunk.record), len(chunk.index))
-        self._spooled[name].append(replace(chunk, record=b"", index=sizes))
+        sizes = struct.pack("<QQ", len(chunk.head) + len(chunk.data), len(chunk.index))
+        self._spooled[name].append(replace(chunk, head=b"", data=b"", index=sizes))
 
     def _append_spools(self) -> None:
         for name in self._groups:
@@ -445,7 +454,7 @@ class EpisodeWriter:
                 spool.seek(0)
                 for chunk in self._spooled[name]:
                     record_size, index_size = struct.unpack("<QQ", chunk.index)
-                    self._place(name, chunk, spool.read(record_size), spool.read(index_size))
+                    self._place(name, chunk, (spool.read(record_size),), spool.read(index_size))
             self._spooled[name].clear()
 
     # -- the end
