@@ -22,7 +22,7 @@ unexport PYTHONPATH
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # ---- machine
 
@@ -89,3 +89,5 @@ bench: setup ## every benchmark, drawn in docs/benchmarks.md (BENCH_ARGS= for th
 clean: ## remove what can be made again, except the virtual environments
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .ansible
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+include mk/cluster.mk

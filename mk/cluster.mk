@@ -1,0 +1,13 @@
+# Targets over the sandbox: real nodes on this machine. They need root.
+
+.PHONY: cluster-smoke
+cluster-smoke: setup ## a Slurm cluster comes up, loses a node, requeues the job, is gone (90 s)
+	$(PY) -m kinemill.control.sandbox.smoke
+
+.PHONY: cluster-images
+cluster-images: setup ## build the node images that the tests use, once
+	.venv/bin/kinemill sandbox image bookworm bookworm-slurm trixie-slurm
+
+.PHONY: molecule
+molecule: setup ## role scenarios on real nodes
+	.venv/bin/molecule test --all
