@@ -414,9 +414,9 @@ def warmed(rank: int, nodes: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...
     seen: list[tuple[int, ...]] = []
     original = dist.all_reduce
 
-    def recording(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> Any:
+    def recording(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         seen.append(tuple(dist.get_process_group_ranks(group)))
-        return original(tensor, op, group)
+        return original(tensor, op, group, async_op)
 
     dist.all_reduce = recording
     try:
