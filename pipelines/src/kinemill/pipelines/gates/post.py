@@ -13,6 +13,10 @@ MIN_PSNR_DB = 22.0
 noisy texture measured 33 to 35 dB, exchanged red and blue about 15 dB."""
 
 
+MIN_PICTURES = 10
+"""Fewer say nothing about a frozen camera."""
+
+
 def judge_converted(done: Converted, facts: EpisodeFacts | None, vendor: VendorSpec, where: str) -> list[Finding]:
     """Findings of one converted episode; a FAIL puts it aside, and it is never uploaded.
 
@@ -70,7 +74,7 @@ def _topic(m: TopicMeasure, vendor: VendorSpec, where: str, *, camera: bool) -> 
     if m.max_gap_ns > limits.max_gap_s * 1e9:
         text = f"{where}: a gap of {m.max_gap_ns / 1e9:.3f} s, the limit is {limits.max_gap_s:g} s"
         out.append(Finding("gap", Level.FAIL, text, {"gap_s": f"{m.max_gap_ns / 1e9:.3f}"}))
-    if camera and m.messages > 1 and m.frozen > limits.max_frozen_ratio * (m.messages - 1):
+    if camera and m.messages >= MIN_PICTURES and m.frozen > limits.max_frozen_ratio * (m.messages - 1):
         text = f"{where}: {m.frozen} of {m.messages} pictures equal the one before: the camera was frozen"
         out.append(Finding("frozen_camera", Level.FAIL, text))
     if m.undecodable:

@@ -7,12 +7,14 @@ import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from kinemill.contracts import EpisodeState, QuarantineRecord, RunStatus, StepResult, StepStatus
 from kinemill.errors import ConflictError
 from kinemill.pipelines.catalog.api import Catalog
 from kinemill.pipelines.catalog.records import EpisodeCard, Outcome, QualityRecord, StepClaim
 from kinemill.pipelines.ingest.ledger import EpisodeEntry
+from kinemill.process import ProcessId
 
 __all__ = ["CatalogLedger"]
 
@@ -39,7 +41,7 @@ class CatalogLedger:
         self._lock = threading.Lock()
         self._claims: dict[str, StepClaim] = {}
         self._deliveries: dict[str, int] = {}
-        self._me = f"{socket.gethostname()}:{os.getpid()}"
+        self._me = _owner(os.getpid())
         self.lease_s = lease_s
 
     def finished(self, batch: str, step: str, version: int, input_digest: str) -> StepResult | None:
@@ -81,8 +83,30 @@ class CatalogLedger:
 
     def run_started(self, batch: str, vendor: str, delivery: str, plan: dict[str, object]) -> None:
         """See `Ledger`."""
+        self._end_dead_claims(batch)
         self._deliveries[batch] = self._catalog.register_delivery(vendor, delivery)
         self._catalog.open_run(batch, delivery_id=self._deliveries[batch], plan=plan)
+
+    def _end_dead_claims(self, batch: str) -> None:
+        """End the leases of this machine's dead processes now: nobody has to wait for them to run out."""
+        import sqlalchemy as sa
+
+        with self._catalog.transaction(f"looking for dead claims of {batch}") as connection:
+            rows = connection.execute(
+                sa.text(
+                    "select claimed_by, claim_token from kinemill.run_step where batch = :batch and state = 'claimed'"
+                ),
+                {"batch": batch},
+            ).all()
+            dead = [row.claim_token for row in rows if _is_dead(str(row.claimed_by))]
+            if dead:
+                connection.execute(
+                    sa.text("""
+                        update kinemill.run_step set lease_until = clock_timestamp() - interval '1 second'
+                        where batch = :batch and state = 'claimed' and claim_token = any(:dead)
+                    """),
+                    {"batch": batch, "dead": dead},
+                )
 
     def run_ended(self, batch: str, non_critical: Sequence[str]) -> RunStatus:
         """See `Ledger`."""
@@ -129,6 +153,30 @@ class CatalogLedger:
     def quarantined(self, batch: str) -> Sequence[QuarantineRecord]:
         """See `Ledger`."""
         return self._catalog.quarantined(batch=batch)
+
+
+def _owner(pid: int) -> str:
+    """A process so that it can be told dead: host, boot, pid namespace, pid, start time. Empty where it is gone."""
+    found = ProcessId.of(pid)
+    if found is None:
+        return ""
+    return f"{_ground()}/{found.pid}/{found.start_ticks}"
+
+
+def _ground() -> str:
+    """What pids mean: another host, boot or container counts its own."""
+    found = ProcessId.of(os.getpid())
+    boot = found.boot_id if found is not None else ""
+    namespace = Path("/proc/self/ns/pid").readlink()
+    return f"{socket.gethostname()}/{boot}/{namespace}"
+
+
+def _is_dead(owner: str) -> bool:
+    """True where `owner` is a process of this very ground that does not live; False where nobody can tell."""
+    ground, _, rest = owner.rpartition("/")[0].rpartition("/")
+    if ground != _ground() or not rest.isdigit():
+        return False
+    return _owner(int(rest)) != owner
 
 
 def _quality(entry: EpisodeEntry) -> list[QualityRecord]:

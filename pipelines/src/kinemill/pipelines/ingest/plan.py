@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kinemill import records
-from kinemill.errors import ConfigError, UsageError
+from kinemill.errors import EnvironmentFault, UsageError
 from kinemill.pipelines.adapters import Finding, Source, VendorSpec, adapter, find_sources, load_vendor
 from kinemill.pipelines.ingest.convert import VERSION as CONVERT_VERSION
 from kinemill.pipelines.ingest.ledger import Ledger
@@ -144,11 +145,14 @@ class _DigestCache:
     def save(self) -> None:
         if not self._changed:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.new")
         try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps(self._known), encoding="utf-8")
             temporary.replace(self._path)
         except OSError as exc:
-            temporary.unlink(missing_ok=True)
-            raise ConfigError(f"{self._path}: the work folder cannot be written ({exc.strerror})") from exc
+            with suppress(OSError):
+                temporary.unlink()
+            raise EnvironmentFault(
+                f"{self._path.parent}: the work folder cannot be written ({exc.strerror}); name another with --work-dir"
+            ) from exc
