@@ -43,8 +43,18 @@ def private_dir(path: Path, mode: int = 0o700) -> int:
     return fd
 
 
-def write_text(folder: Path, name: str, text: str, *, mode: int = 0o600, folder_mode: int = 0o700) -> None:
-    """Replace `folder/name` by temp, fsync and rename.
+def write_text(
+    folder: Path, name: str, text: str, *, mode: int = 0o600, folder_mode: int = 0o700, durable: bool = False
+) -> None:
+    """Replace `folder/name` by temp and rename; readers see the old text or the new one.
+
+    Args:
+        folder: Ours; made if it is not there.
+        name: File name.
+        text: Its new content.
+        mode: Its permissions.
+        folder_mode: The folder's, where it is made.
+        durable: Sync before the rename. What a power cut may cost (this boot's caches) need not wait for a disk.
 
     Raises:
         EnvironmentFault: The folder is not ours, or the disk refuses.
@@ -58,7 +68,8 @@ def write_text(folder: Path, name: str, text: str, *, mode: int = 0o600, folder_
         with os.fdopen(fd, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError as exc:
         with contextlib.suppress(OSError):
@@ -68,9 +79,9 @@ def write_text(folder: Path, name: str, text: str, *, mode: int = 0o600, folder_
         os.close(directory)
 
 
-def write_json(folder: Path, name: str, value: Any) -> None:
+def write_json(folder: Path, name: str, value: Any, *, durable: bool = False) -> None:
     """`write_text` of JSON."""
-    write_text(folder, name, json.dumps(value, sort_keys=True) + "\n")
+    write_text(folder, name, json.dumps(value, sort_keys=True) + "\n", durable=durable)
 
 
 def read_json(folder: Path, name: str) -> Any:

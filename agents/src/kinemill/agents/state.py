@@ -91,7 +91,9 @@ class Memory:
         return data
 
     def _save(self, name: str, data: dict[str, Any]) -> None:
-        write_json(self._folder, f"{name}.json", {**data, "boot": self._boot})
+        # What another boot still believes must be on the disk; the rest is void after a power cut anyway.
+        durable = name in ("fault", "notes", "xids")
+        write_json(self._folder, f"{name}.json", {**data, "boot": self._boot}, durable=durable)
 
     def cached_facts(self) -> Facts | None:
         """Facts of slow probes read earlier in this boot, with their age."""
