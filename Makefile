@@ -59,7 +59,7 @@ lint-ruff:
 lint-format:
 	$(call check,$(PY) -m ruff format --check .)
 lint-types:
-	$(call check,$(PY) -m mypy $(addsuffix /src,core control agents pipelines loaders training) tools benchmarks)
+	$(call check,$(PY) -m mypy $(addsuffix /src,core control agents pipelines loaders training) tools benchmarks demo)
 lint-floors:
 	$(call check,.venv/bin/lint-imports --no-cache)
 lint-yaml:
@@ -78,8 +78,7 @@ full-%: setup ## the long suite of one area, e.g. make full-catalog; log the run
 # ---- things to see
 
 .PHONY: demo
-demo: setup ## the whole thing in small, on this machine
-	.venv/bin/ansible-playbook site.yml -i inventories/local
+demo: demo-local ## the whole thing in small, on this machine
 
 .PHONY: bench
 bench: setup ## every benchmark, drawn in docs/benchmarks.md (BENCH_ARGS= for the long form)
@@ -91,3 +90,4 @@ clean: ## remove what can be made again, except the virtual environments
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 include mk/cluster.mk
+include mk/demo.mk
