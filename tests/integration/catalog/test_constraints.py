@@ -53,19 +53,20 @@ REFUSED = {
     "unknown state": ("update kinemill.episode set state = 'lost'", "KM001"),
     "empty split": ("update kinemill.episode set split = ''", "23514"),
     "unknown vendor": (
-        (f"insert into kinemill.episode ({EPISODE}) values (gen_random_uuid(), 99999, 'k', 1, 1, 0, 1, 0, 0)"),
+        (f"insert into kinemill.episode ({EPISODE}) values (gen_random_uuid(), 99999, 'k', 1, 1, 0, 1, 0, 0)"),  # noqa: S608 - a constant
         "23503",
     ),
     "born published": (
         (
-            f"insert into kinemill.episode ({EPISODE}, state)"
-            " select gen_random_uuid(), vendor_id, 'k', robot_id, task_id, 0, 1, 0, 0, 'published' from kinemill.episode"
+            f"insert into kinemill.episode ({EPISODE}, state)"  # noqa: S608 - a constant
+            " select gen_random_uuid(), vendor_id, 'k', robot_id, task_id, 0, 1, 0, 0, 'published'"
+            " from kinemill.episode"
         ),
         "KM001",
     ),
     "same vendor key": (
         (
-            f"insert into kinemill.episode ({EPISODE})"
+            f"insert into kinemill.episode ({EPISODE})"  # noqa: S608 - a constant
             " select gen_random_uuid(), vendor_id, vendor_key, robot_id, task_id, 0, 1, 0, 0 from kinemill.episode"
         ),
         "23505",
@@ -100,9 +101,9 @@ REFUSED = {
     "two current of one profile": (
         (
             "insert into kinemill.rendition (episode_id, profile, object_key, sha256, size_bytes, topic_set_id, layout)"
-            " select episode_id, profile, 'episodes/' || right(episode_id::text, 2) || '/' || episode_id || '/' || profile"
-            " || '-' || left(encode(sha256('z'), 'hex'), 12) || '.mcap', sha256('z'), 5, topic_set_id, layout"
-            " from kinemill.rendition"
+            " select episode_id, profile, 'episodes/' || right(episode_id::text, 2) || '/' || episode_id || '/'"
+            " || profile || '-' || left(encode(sha256('z'), 'hex'), 12) || '.mcap', sha256('z'), 5, topic_set_id,"
+            " layout from kinemill.rendition"
         ),
         "23505",
     ),

@@ -224,14 +224,14 @@ class Child:
             return "(no log)"
         return "\n".join(lines[-15:]) or "(empty)"
 
-    def stop(self, *, grace_s: float = 20.0) -> None:
-        """Ask it to end, wait, then kill its whole group. Nothing happens if it does not run."""
+    def stop(self, *, grace_s: float = 20.0, how: signal.Signals | None = None) -> None:
+        """Ask it to end, by `how` or its own stop signal, wait, then kill its group. Nothing if it does not run."""
         if self._popen is None:
             return
         pid = self._popen.pid
         if self.running:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, self._stop_signal)
+                os.kill(pid, how or self._stop_signal)
             try:
                 self._popen.wait(grace_s)
             except subprocess.TimeoutExpired:

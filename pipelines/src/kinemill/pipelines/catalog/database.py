@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import urlsplit, urlunsplit
 
+import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
@@ -24,6 +25,7 @@ __all__ = ["URL_VARIABLE", "catalog_url", "connect_engine", "public_url", "sqlal
 
 URL_VARIABLE = "KINEMILL_CATALOG_URL"
 
+# All names are qualified. The server's own search_path would put the schema of a user `kinemill` first.
 _OPTIONS = " ".join(
     f"-c {name}={value}"
     for name, value in {
@@ -31,7 +33,7 @@ _OPTIONS = " ".join(
         "idle_in_transaction_session_timeout": "60s",
         "timezone": "UTC",
         "application_name": "kinemill",
-        "search_path": "kinemill,public",
+        "search_path": "public",
     }.items()
 )
 
@@ -100,13 +102,16 @@ _BY_STATE: dict[str, type[KinemillError]] = {
 }
 
 
+_LOST = (OperationalError, InterfaceError, psycopg.OperationalError, psycopg.InterfaceError)
+
+
 @contextmanager
 def translated(what: str) -> Iterator[None]:
     """Database errors as ours, without the statement's values (they are long, and may be private)."""
     try:
         yield
-    except DBAPIError as exc:
-        origin = exc.orig
+    except (DBAPIError, psycopg.Error) as exc:  # COPY speaks to the driver itself
+        origin = exc.orig if isinstance(exc, DBAPIError) else exc
         state = getattr(origin, "sqlstate", None) or ""
         diagnosis = getattr(origin, "diag", None)
         text = getattr(diagnosis, "message_primary", None) or str(origin).strip()
@@ -116,7 +121,7 @@ def translated(what: str) -> Iterator[None]:
         kind = _BY_STATE.get(state)
         if kind is None and state[:2] == "22":
             kind = DataError
-        if kind is None and (state[:2] in ("08", "57", "53") or isinstance(exc, OperationalError | InterfaceError)):
+        if kind is None and (state[:2] in ("08", "57", "53") or isinstance(exc, _LOST)):
             kind = UnavailableError
         if kind is ConfigError:
             message += "; run `kinemill catalog upgrade`"

@@ -416,7 +416,9 @@ class PostgresServer:
     def stop(self) -> None:
         """Stop it; a temporary folder is removed."""
         if self._child is not None:
-            self._child.stop(grace_s=60)
+            # What is thrown away need not be written first.
+            away = self._owned is not None and self._owned.temporary
+            self._child.stop(grace_s=60, how=signal.SIGQUIT if away else None)
             self._child = None
         if self._ports is not None:
             self._ports.close()
