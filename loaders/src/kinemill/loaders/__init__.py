@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinemill.loaders.batch import collate
+    from kinemill.loaders.clips import Clips
     from kinemill.loaders.faults import TooManyMaskedError
     from kinemill.loaders.iterable import Batches
     from kinemill.loaders.loader import Loader
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "BatchSampler": "sampler",
     "Batches": "iterable",
+    "Clips": "clips",
     "Loader": "loader",
     "LoaderSettings": "settings",
     "Manifest": "manifest",
@@ -57,6 +59,7 @@ _WHERE = {
 __all__ = [
     "BatchSampler",
     "Batches",
+    "Clips",
     "Loader",
     "LoaderSettings",
     "Manifest",

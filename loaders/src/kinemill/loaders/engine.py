@@ -25,7 +25,7 @@ from kinemill.errors import CorruptError, KinemillError, NotFoundError, UnknownK
 from kinemill.loaders.faults import Faults
 from kinemill.loaders.fields import Field
 from kinemill.loaders.manifest import ManifestRow
-from kinemill.loaders.planning import Grid, SamplePlan, Slots, fill, make_grid, plan_sample
+from kinemill.loaders.planning import Grid, SamplePlan, Slots, fill, in_place, make_grid, plan_sample
 from kinemill.loaders.resize import resize_frames
 from kinemill.loaders.settings import ReadSettings
 from kinemill.loaders.transforms import sample_rng
@@ -343,7 +343,7 @@ class Engine:
             blobs = [blob.result() for blob in pending.blobs]
             self.counts.groups[len(blobs)] += 1
             began = time.perf_counter()
-            answers = plan.reader.decode(plan.plan, blobs)
+            answers = plan.reader.decode(plan.plan, blobs, out=in_place(plan, slots, self._pixel_format))
             anchor = fill(
                 plan,
                 answers,

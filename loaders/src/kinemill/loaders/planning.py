@@ -9,6 +9,7 @@ falls, so jitter shifts nothing.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -120,8 +121,8 @@ class _Ask:
     """Number of the run's first row."""
     total: int = 0
     """Rows of the topic in the episode."""
-    by_time: bool = False
-    """Asked for by moments, one answer each."""
+    picks: tuple[int, ...] | None = None
+    """Which answers are wanted; None: each, in order."""
     at_anchor: int | None = None
     """Which answer is the anchor's own frame; None where none is."""
 
@@ -167,6 +168,34 @@ def _by_time(one: Field, moments: tuple[int, ...]) -> Window:
     return Window.at(one.topic, [t + slack for t in moments], tolerance_ns=one.tolerance_ns + slack, name=one.key)
 
 
+def _run_of(numbers: tuple[int, ...]) -> tuple[int, int, int]:
+    """(first, count, stride) of the evenly spaced run that holds all of `numbers`."""
+    low, high = min(numbers), max(numbers)
+    stride = math.gcd(*(number - low for number in numbers)) or 1
+    return low, (high - low) // stride + 1, stride
+
+
+def in_place(sample: SamplePlan, slots: Slots, pixels: str) -> dict[str, npt.NDArray[np.uint8]]:
+    """Where the decoder may write right into the batch: frames that need no picking, resizing or transform.
+
+    Args:
+        sample: The plan.
+        slots: Where the sample goes.
+        pixels: FFmpeg's name of the format that the reader gives.
+    """
+    target = {"rgb": "rgb24", "yuv420": "yuv420p", "gray": "gray"}
+    return {
+        ask.key: slots.data[ask.field.key]
+        for ask in sample.asks
+        if ask.key is not None
+        and ask.field.video
+        and ask.picks is None
+        and ask.field.transform is None
+        and ask.field.frame_size == ask.field.source_size
+        and target[ask.field.pixels] == pixels
+    }
+
+
 def _row_estimate(grid: Grid, topic: str, t_ns: int) -> tuple[int, int]:
     """(number of the row at or before a moment, as far as the chunk table tells; rows in all)."""
     group, position = grid.where[topic]
@@ -205,18 +234,21 @@ def plan_sample(reader: EpisodeReader, grid: Grid, fields: tuple[Field, ...], st
             wanted = tuple(anchor + offset for offset in moments)
             windows.append(_by_time(one, wanted))
             exact = one.video and grid.reference is not None and grid.in_step(one.topic) and 0 in moments
-            asks.append(_Ask(one, one.key, by_time=True, at_anchor=moments.index(0) if exact else None))
+            asks.append(_Ask(one, one.key, at_anchor=moments.index(0) if exact else None))
             continue
         numbers = one.window.steps or ()
         if one.video and grid.reference is not None and grid.in_step(one.topic):
-            low, high = min(numbers), max(numbers)
-            windows.append(Window.steps(one.topic, step + low, high - low + 1, name=one.key))
-            asks.append(_Ask(one, one.key, at_anchor=-low if 0 in numbers else None))
+            low, count, stride = _run_of(numbers)
+            windows.append(Window.steps(one.topic, step + low, count, stride=stride, name=one.key))
+            picks = tuple((number - low) // stride for number in numbers)
+            whole = picks == tuple(range(count))
+            at_anchor = -low // stride if 0 in numbers else None
+            asks.append(_Ask(one, one.key, at_anchor=at_anchor, picks=None if whole else picks))
         elif one.video or place[0].counts is None or not place[0].in_order:
             period = one.period_ns or grid.period_ns
             wanted = tuple(anchor + number * period for number in numbers)
             windows.append(_by_time(one, wanted))
-            asks.append(_Ask(one, one.key, by_time=True))
+            asks.append(_Ask(one, one.key))
         else:
             at, total = _row_estimate(grid, one.topic, anchor)
             first = max(0, min(at + min(numbers) - MARGIN, total - 1))
@@ -255,11 +287,14 @@ def fill(sample: SamplePlan, answers: dict[str, Any], slots: Slots, resized: Any
         t_ns, data, pad = answers[ask.key]
         if ask.rows:
             t_ns, data, pad = _cut(sample, ask, anchor, t_ns, data)
-        elif not ask.by_time:
-            numbers = np.asarray(one.window.steps, np.int64)
-            picked = numbers - numbers.min()
-            if len(picked) != len(pad) or (np.diff(picked) != 1).any():
-                t_ns, data, pad = t_ns[picked], data[picked], pad[picked]
+        elif ask.picks is not None:
+            picked = np.asarray(ask.picks, np.int64)
+            t_ns, data, pad = t_ns[picked], data[picked], pad[picked]
+        if data is slots.data[one.key]:  # decoded in place
+            slots.pad[one.key][...] = pad
+            if slots.times:
+                slots.times[one.key][...] = t_ns
+            continue
         if one.video:
             data = resized(one, data)
         elif one.normaliser is not None:
