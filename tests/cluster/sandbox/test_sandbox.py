@@ -136,7 +136,7 @@ def test_a_reboot_clears_what_hardware_forgets_and_keeps_the_rest(box: Sandbox) 
     )
     standins.kernel_message(folder, "NVRM: Xid (PCI:0000:4b:00): 48, pid=1, DBE")
     assert "Xid" in box.exec("n1", ["cat", standins.KERNEL_LOG]).stdout
-    box.exec("n1", ["sh", "-c", "echo kept >/root/kept; echo lost >/run/lost"])
+    box.exec("n1", ["sh", "-c", "echo kept >/srv/kept; echo lost >/run/lost"])
     # when the node reboots through its own systemd
     faults.reboot(box, "n1")
     # then the volatile part is gone and the rest stays
@@ -147,18 +147,18 @@ def test_a_reboot_clears_what_hardware_forgets_and_keeps_the_rest(box: Sandbox) 
     log = box.exec("n1", ["cat", standins.KERNEL_LOG]).stdout
     assert "Xid" not in log
     assert log.startswith("4,0,")
-    assert box.exec("n1", ["cat", "/root/kept"]).stdout == "kept\n"
+    assert box.exec("n1", ["cat", "/srv/kept"]).stdout == "kept\n"
     assert box.exec("n1", ["cat", "/run/lost"], check=False).returncode == 1
 
 
 def test_a_power_cut_node_is_off_until_it_is_switched_on(box: Sandbox) -> None:
-    box.exec("n2", ["sh", "-c", "echo here >/root/mark; sync"])
+    box.exec("n2", ["sh", "-c", "echo here >/srv/mark; sync"])
     faults.cut(box, "n2")
     assert {node.name: node.state for node in box.status()}["n2"] == "off"
     with pytest.raises(StateError, match="kinemill sandbox on n2"):
         box.exec("n2", ["true"])
     box.on("n2")
-    assert box.exec("n2", ["cat", "/root/mark"]).stdout == "here\n"
+    assert box.exec("n2", ["cat", "/srv/mark"]).stdout == "here\n"
 
 
 def test_a_partition_drops_packets_and_heals(box: Sandbox) -> None:
@@ -183,10 +183,10 @@ def test_bandwidth_is_limited_both_ways(box: Sandbox) -> None:
 def test_a_full_disk_fills_the_node_and_not_this_machine(box: Sandbox) -> None:
     written = faults.fill_disk(box, "n2")
     assert 0 < written <= 256 << 20
-    done = box.exec("n2", ["python3", "-c", "open('/root/x', 'w').write('x' * 100000)"], check=False)
+    done = box.exec("n2", ["python3", "-c", "open('/srv/x', 'w').write('x' * 100000)"], check=False)
     assert "No space left on device" in done.stderr
     faults.free_disk(box, "n2")
-    box.exec("n2", ["python3", "-c", "open('/root/x', 'w').write('x' * 100000)"])
+    box.exec("n2", ["python3", "-c", "open('/srv/x', 'w').write('x' * 100000)"])
 
 
 def test_the_clock_of_one_service_is_stepped(box: Sandbox) -> None:
@@ -245,15 +245,15 @@ def test_two_sandboxes_have_the_same_addresses_and_do_not_meet(box: Sandbox) -> 
     other = Sandbox.up([NodeSpec("n1", IMAGE, hardware=None)], name=tag("b"), owned=True)
     try:
         assert other.address("n1") == box.address("n1")
-        box.exec("n1", ["sh", "-c", "echo first >/root/who"])
-        other.exec("n1", ["sh", "-c", "echo second >/root/who"])
+        box.exec("n1", ["sh", "-c", "echo first >/srv/who"])
+        other.exec("n1", ["sh", "-c", "echo second >/srv/who"])
         # then each is reached by its own name
         for one, word in ((box, "first"), (other, "second")):
-            assert call("ssh", "-F", one.places.ssh_config, "n1", "cat", "/root/who").stdout.strip() == word
+            assert call("ssh", "-F", one.places.ssh_config, "n1", "cat", "/srv/who").stdout.strip() == word
     finally:
         other.down()
     assert traces(other.places) == []
-    assert box.exec("n1", ["cat", "/root/who"]).stdout == "first\n"
+    assert box.exec("n1", ["cat", "/srv/who"]).stdout == "first\n"
 
 
 def test_a_killed_up_leaves_nothing_after_down(box: Sandbox) -> None:

@@ -16,6 +16,9 @@ from kinemill.errors import NotFoundError
 
 __all__ = ["File", "NodeSpec", "furnish", "install_library", "put"]
 
+# Home of the user that ssh logs in as, on a node.
+_HOME = "/root"
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -72,7 +75,7 @@ def furnish(root: Path, spec: NodeSpec, *, public_key: str, host_key: Path, prox
         "/etc/resolv.conf": File("# No name service here: names are in /etc/hosts.\n"),
         "/etc/ssh/ssh_host_ed25519_key": File(host_key.read_text(encoding="ascii"), 0o600),
         "/etc/ssh/ssh_host_ed25519_key.pub": File(host_key.with_suffix(".pub").read_text(encoding="ascii")),
-        "/root/.ssh/authorized_keys": File(public_key, 0o600),
+        f"{_HOME}/.ssh/authorized_keys": File(public_key, 0o600),
     }
     if proxy:
         suite = images.recipe_of(spec.image).suite

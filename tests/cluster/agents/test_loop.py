@@ -1,0 +1,177 @@
+"""The whole loop on real Slurm of both suites: a fault, a refused job, a node drained with our reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kinemill.contracts.fleet import parse_reason
+from kinemill.control.sandbox import standins
+from kinemill.slurm.cli import CliSlurm
+from support.agents_live import AGENTS, Agents
+from support.cluster import wait_for
+from support.slurm_live import run_on
+
+if TYPE_CHECKING:
+    from kinemill.control.sandbox.cluster import Cluster
+
+Get = Callable[..., "Cluster"]
+BOTH = [pytest.param("bookworm", id="22.05-py3.11"), pytest.param("trixie", id="24.11-py3.13")]
+XID = "NVRM: Xid (PCI:0000:1b:00): {}, pid=77, name=python, Ch 00000008"
+
+
+@pytest.fixture(params=BOTH)
+def agents(request: pytest.FixtureRequest, slurm_cluster: Get, agents_site: Path) -> Agents:
+    """Agents on every node of a clean cluster, healthy and without memory."""
+    found = Agents(slurm_cluster(request.param), agents_site)
+    for node in found.cluster.computes:
+        found.install(node)
+        found.forget(node)
+    return found
+
+
+def slurm(agents: Agents) -> CliSlurm:
+    return CliSlurm(run_on(agents.cluster), timeout_s=60)
+
+
+def ended(agents: Agents, job: int) -> dict[str, str]:
+    def done() -> dict[str, str] | None:
+        found = agents.cluster.job(job)
+        return found if found["JobState"] not in {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING"} else None
+
+    return wait_for(f"end of job {job}", done, deadline_s=120)
+
+
+def reason_event(agents: Agents, node: str):  # type: ignore[no-untyped-def]  # DrainEvent | None
+    return parse_reason(slurm(agents).nodes([node])[0].reason)
+
+
+def test_a_healthy_node_passes_everything_and_explains_itself(agents: Agents) -> None:
+    done = agents.node("n1", "check", "--json")
+    results = {r["check"]: r for r in json.loads(done.stdout)["results"]}
+    assert {r["status"] for r in results.values()} <= {"OK", "SKIP"}, done.stdout
+    for check in ("gpu.nvml", "gpu.count", "gpu.ecc", "net.infiniband", "disk.nvme", "disk.local", "container.run"):
+        assert results[check]["status"] == "OK", check
+    assert results["disk.nvme"]["evidence"]["nvme0"].startswith("percentage_used 3")
+    text = agents.node("n1", "explain", "gpu.ecc").stdout
+    assert "now: OK" in text
+    facts = json.loads(agents.node("n1", "facts", "--json").stdout)
+    assert facts["python"].startswith("3.11" if "bookworm" in agents.cluster.image else "3.13")
+
+
+def test_a_fault_refuses_the_job_which_runs_elsewhere_and_the_node_is_drained_with_our_reason(agents: Agents) -> None:
+    # given an uncorrected ECC error on n1's GPU 0
+    agents.gpu("n1", gpu0__ecc__volatile__uncorrected="2")
+    # when a job starts there
+    job = agents.cluster.submit("true", "--gres=gpu:1")
+    # then it is refused, runs on n2, and Slurm has drained n1 with its own text
+    found = ended(agents, job)
+    assert (found["JobState"], found["BatchHost"], found["Restarts"]) == ("COMPLETED", "n2", "1")
+    assert slurm(agents).nodes(["n1"])[0].reason == "Prolog error"
+    # and when the reporter comes, the reason is ours and the report is in Extra
+    agents.node("n1", "report")
+    shown = slurm(agents).nodes(["n1"])[0]
+    event = parse_reason(shown.reason)
+    assert event is not None
+    assert (event.check, event.letter, event.code) == ("gpu.ecc", "T", "ecc_vol_unc")
+    assert "gpu0: 2 uncorrected" in event.text
+    assert json.loads(shown.extra)["event"] == event.event
+    # and again: nothing changes
+    agents.node("n1", "report")
+    assert slurm(agents).nodes(["n1"])[0].reason_time_s == shown.reason_time_s
+    # and cured by a reboot's new counters, full rounds pass and are counted for the controller
+    agents.gpu("n1", gpu0__ecc__volatile__uncorrected="")
+    agents.cluster.box.exec("n1", ["systemctl", "start", "kinemill-node-check.service"])
+    report = json.loads(slurm(agents).nodes(["n1"])[0].extra)
+    assert (report["event"], report["passes"] >= 1) == (event.event, True)
+
+
+def test_an_idle_fault_is_found_by_the_timer_and_drains_the_node(agents: Agents) -> None:
+    box = agents.cluster.box
+    agents.gpu("n1", gpu3__remap__failure="1")
+    box.exec("n1", ["systemctl", "start", "kinemill-node-check.timer"])
+    event = wait_for("drain by the timer", lambda: reason_event(agents, "n1"), deadline_s=120)
+    assert (event.check, event.letter, event.code) == ("gpu.remap", "H", "remap_failure")
+    assert slurm(agents).nodes(["n2"])[0].states == {"IDLE"}
+    box.exec("n1", ["systemctl", "stop", "kinemill-node-check.timer"])
+    metrics = agents.read("n1", "/var/lib/kinemill/metrics/kinemill_node.prom")
+    assert 'kinemill_check_result{check="gpu.remap",class="hard"} 2' in metrics
+
+
+def test_a_humans_drain_is_untouched(agents: Agents) -> None:
+    agents.cluster.slurm("scontrol", "update", "nodename=n1", "state=drain", "reason=do not touch | Kim")
+    before = slurm(agents).nodes(["n1"])[0]
+    agents.gpu("n1", gpu3__lost="1")
+    agents.cluster.box.exec("n1", ["systemctl", "start", "kinemill-node-check.service"])
+    after = slurm(agents).nodes(["n1"])[0]
+    assert (after.reason, after.reason_time_s) == ("do not touch | Kim", before.reason_time_s)
+    assert json.loads(after.extra or after.comment)["event"] != ""  # the fault is told all the same
+
+
+def test_a_missing_agent_lets_jobs_through_and_is_counted(agents: Agents) -> None:
+    box = agents.cluster.box
+    box.exec("n1", ["mv", f"{AGENTS}/bin/python", f"{AGENTS}/bin/gone"])
+    try:
+        job = agents.cluster.submit("hostname >/shared/where", "--gres=gpu:1", "--nodelist=n1")
+        assert ended(agents, job)["JobState"] == "COMPLETED"
+        assert slurm(agents).nodes(["n1"])[0].states == {"IDLE"}
+        missing = box.exec("n1", ["cat", "/run/kinemill/agent_missing"]).stdout
+        assert {line.split()[1] for line in missing.splitlines()} >= {"prolog", "epilog"}
+    finally:
+        box.exec("n1", ["mv", f"{AGENTS}/bin/gone", f"{AGENTS}/bin/python"])
+    box.exec("n1", ["systemctl", "start", "kinemill-node-check.service"])
+    assert 'kinemill_agent_missing_total{hook="prolog"}' in agents.read(
+        "n1", "/var/lib/kinemill/metrics/kinemill_node.prom"
+    )
+
+
+def test_a_job_on_healthy_gpus_of_a_shared_node_is_let_through(agents: Agents) -> None:
+    agents.gpu("n1", gpu7__ecc__volatile__uncorrected="1")
+    job = agents.cluster.submit("true", "--gres=gpu:1", "--nodelist=n1")
+    assert ended(agents, job)["JobState"] == "COMPLETED"
+
+
+def test_an_application_xid_is_a_note_for_its_job_and_the_node_stays(agents: Agents) -> None:
+    # given a job during which GPU 0 throws an XID that programs cause
+    job = agents.cluster.submit("while [ ! -e /shared/go ]; do sleep 0.1; done", "--gres=gpu:1", "--nodelist=n1")
+    wait_for("running", lambda: agents.cluster.job(job)["JobState"] == "RUNNING")
+    address = standins.pci_address(0).lower()[4:-2]
+    standins.kernel_message(agents.cluster.box.stand_ins("n1"), XID.replace("0000:1b:00", address).format(31))
+    go = agents.cluster.box.places.shared / "go"
+    go.touch()
+    assert ended(agents, job)["JobState"] == "COMPLETED"
+    go.unlink()
+    # when the reporter comes
+    wait_for("no job on n1", lambda: slurm(agents).nodes(["n1"])[0].states == {"IDLE"})
+    agents.node("n1", "report")
+    # then the job carries the note and the node is in service
+    assert "XID 31 (memory page fault)" in agents.cluster.job(job)["AdminComment"]
+    # and a later, clean job gets none
+    later = agents.cluster.submit("true", "--gres=gpu:1", "--nodelist=n1")
+    assert ended(agents, later)["JobState"] == "COMPLETED"
+    wait_for("no job on n1", lambda: slurm(agents).nodes(["n1"])[0].states == {"IDLE"})
+    agents.node("n1", "report")
+    assert "AdminComment" not in agents.cluster.job(later)
+
+
+def test_a_job_asks_and_root_checks_for_itself(agents: Agents) -> None:
+    # given a healthy node and a job that complains, and lies about whom
+    box = agents.cluster.box
+    box.exec("n1", ["systemctl", "start", "kinemill-node-ask.path"])
+    box.exec("n1", ["runuser", "-u", "researcher", "--", f"{AGENTS}/bin/kinemill-node", "ask"])
+    box.exec("n1", ["runuser", "-u", "researcher", "--", "ln", "-s", "/etc/passwd", "/run/kinemill/requests/link"])
+    verdict = "/run/kinemill/verdict.json"
+    wait_for("check", lambda: box.exec("n1", ["test", "-e", verdict], check=False).returncode == 0)
+    wait_for("box", lambda: box.exec("n1", ["ls", "-A", "/run/kinemill/requests"]).stdout == "")
+    assert box.exec("n1", ["test", "-s", "/etc/passwd"], check=False).returncode == 0
+    # then nothing happens to a healthy node
+    assert slurm(agents).nodes(["n1"])[0].states == {"IDLE"}
+    # and a node that is really sick is drained
+    agents.gpu("n1", gpu2__lost="1")
+    box.exec("n1", ["runuser", "-u", "researcher", "--", f"{AGENTS}/bin/kinemill-node", "ask"])
+    event = wait_for("drain", lambda: reason_event(agents, "n1"), deadline_s=60)
+    assert (event.check, event.code) == ("gpu.count", "gpu_lost")
