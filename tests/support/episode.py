@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -114,3 +115,45 @@ def stored(data: bytes, key: str = KEY) -> MemoryStore:
 def written(path: Path, topics: list[TopicSpec], profile: str | Profile = "vla", **options: bool) -> EpisodeWriter:
     """A writer to a file."""
     return EpisodeWriter(path, episode_id=EPISODE, profile=profile, topics=topics, **options)
+
+
+def encode(
+    frames: int, *, width: int = 64, height: int = 48, pixel_format: str = "yuv420p", annexb: bool = True, **x264: str
+) -> list[bytes]:
+    """Access units straight from x264, with any options: what other recorders write."""
+    import av
+    from av.video.frame import VideoFrame
+
+    context = av.VideoCodecContext.create("libx264", "w")
+    context.width, context.height, context.pix_fmt = width, height, pixel_format
+    context.framerate = Fraction(30)
+    context.time_base = Fraction(1, 30)
+    params = {
+        "keyint": "10",
+        "scenecut": "0",
+        "bframes": "0",
+        "repeat-headers": "1",
+        "annexb": str(int(annexb)),
+        **x264,
+    }
+    context.options = {"preset": "veryfast", "x264-params": ":".join(f"{k}={v}" for k, v in params.items())}
+    out = []
+    for k in range(frames):
+        frame = VideoFrame.from_ndarray(picture(0, k, width, height), format="rgb24").reformat(format=pixel_format)
+        frame.pts = k
+        out += [bytes(p) for p in context.encode(frame)]
+    return out + [bytes(p) for p in context.encode(None)]
+
+
+def jpeg(image: np.ndarray) -> bytes:
+    """A picture as JPEG."""
+    import av
+    from av.video.frame import VideoFrame
+
+    context = av.VideoCodecContext.create("mjpeg", "w")
+    context.width, context.height, context.pix_fmt = image.shape[1], image.shape[0], "yuvj420p"
+    context.time_base = Fraction(1, 30)
+    context.color_range = 2
+    frame = VideoFrame.from_ndarray(image, format="rgb24").reformat(format="yuvj420p")
+    frame.pts = 0
+    return b"".join(bytes(p) for p in [*context.encode(frame), *context.encode(None)])

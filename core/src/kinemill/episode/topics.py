@@ -129,7 +129,9 @@ class Profile:
 
 
 PROFILES: Mapping[str, Profile] = {
-    "vla": Profile("vla", gop_frames=5, x264=(("ipratio", "1.1"),)),
+    # at GOP 5 the IDR is a third of the bytes and every other frame is predicted from it: better IDRs pay (measured:
+    # ipratio 1.1 -> 1.6 saves 20 % at equal PSNR), and adaptive quantization costs 10 % there
+    "vla": Profile("vla", gop_frames=5, crf=25.0, x264=(("ipratio", "1.6"), ("aq-mode", "0"))),
     "world": Profile("world", gop_frames=120, chunk_bytes=8 << 20, lookahead=20),
 }
 """`vla`: sparse samples, one GOP of all cameras a chunk. `world`: long clips, large chunks."""
