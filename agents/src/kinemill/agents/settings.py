@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["AgentsSettings", "CheckSettings", "Hardware"]
+__all__ = ["AgentsSettings", "CheckSettings", "Hardware", "parse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,6 @@ class CheckSettings:
     """XID number -> none, watch, reset, reboot, isolate or app; replaces a row of the shipped table."""
     min_free_percent: float = 5.0
     min_free_inodes_percent: float = 5.0
-    clock_max_offset_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class AgentsSettings:
     """What a node agent is told about its node."""
 
     probe_root: Path = Path("/")
-    """Where the checks look for /sys, /proc and /dev; another root is a test bed's stand-in."""
+    """Where the checks look for /sys and /proc; another root is a test bed's stand-in. Disks and mounts are real."""
     kernel_log: Path = Path("/dev/kmsg")
     """Where kernel messages are read; another path is a test bed's stand-in."""
     state_dir: Path = Path("/var/lib/kinemill")
@@ -71,3 +70,24 @@ class AgentsSettings:
     def __post_init__(self) -> None:
         if (self.hardware.slurm_conf == "") != (self.hardware.slurm_conf_sha256 == ""):
             raise ValueError("hardware.slurm_conf and hardware.slurm_conf_sha256 belong together")
+
+
+def parse(text: str) -> AgentsSettings:
+    """Settings from the text of an agents.toml, its SKU looked up.
+
+    Raises:
+        ConfigError: Not TOML, a key that nobody declared, a wrong type, or no such SKU.
+    """
+    import tomllib
+
+    from kinemill.agents.skus import load_sku
+    from kinemill.errors import ConfigError
+    from kinemill.records import decode
+
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"agents.toml: not valid TOML ({exc})") from exc
+    settings = decode(AgentsSettings, data, where="agents.toml")
+    load_sku(settings.hardware)
+    return settings

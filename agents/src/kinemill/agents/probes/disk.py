@@ -21,12 +21,12 @@ _PATTERN = b"kinemill write probe\n" * 200
 def read(ctx: Context, emit: Emit) -> None:
     """Emit `disk.<folder>` for each scratch folder: free percentages, read_only, write ("ok" or what failed)."""
     for folder in ctx.settings.hardware.scratch_dirs:
-        emit(f"disk.{folder}", _folder(ctx, folder))
+        emit(f"disk.{folder}", _folder(folder))
 
 
-def _folder(ctx: Context, folder: str) -> dict[str, object]:
+def _folder(folder: str) -> dict[str, object]:
     try:
-        fd = os.open(ctx.path(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as exc:
         return {"error": exc.strerror or str(exc)}
     try:

@@ -23,8 +23,8 @@ def read(ctx: Context, emit: Emit) -> None:
             continue
         emit(f"mount.{mount}", {"probing": True})
         try:
-            st = os.statvfs(ctx.path(mount))
-            os.listdir(ctx.path(mount))  # noqa: PTH208 a descriptor-level look is all that is wanted
+            st = os.statvfs(mount)
+            os.listdir(mount)  # noqa: PTH208 a descriptor-level look is all that is wanted
             emit(f"mount.{mount}", {"ok": True, "blocks": st.f_blocks})
         except OSError as exc:
             emit(f"mount.{mount}", {"error": exc.strerror or str(exc)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 from kinemill.agents.context import Context
 from kinemill.agents.probes import Emit
@@ -16,6 +17,6 @@ def read(ctx: Context, emit: Emit) -> None:
     if not path:
         return
     try:
-        emit("slurm_conf.sha256", hashlib.sha256(ctx.path(path).read_bytes()).hexdigest())
+        emit("slurm_conf.sha256", hashlib.sha256(Path(path).read_bytes()).hexdigest())
     except OSError:
         emit("slurm_conf.sha256", None)
