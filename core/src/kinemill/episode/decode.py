@@ -122,7 +122,7 @@ class PyAvDecoder:
 
     def _write(self, frame: Any, out: NDArray[np.uint8]) -> None:
         if self._format == "rgb24":
-            picture = self._convert.reformat(frame, format="rgb24")
+            picture = self._convert.reformat(frame, format="rgb24", threads=1)
             _copy_plane(picture.planes[0], out.reshape(out.shape[0], -1))
             return
         if frame.format.name not in ("yuv420p", "yuvj420p"):
