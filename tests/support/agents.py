@@ -47,6 +47,7 @@ def gpu(index: int, sku: str) -> dict[str, Any]:
         "pcie_width": v(16),
         "pcie_generation": v(1),
         "nvlinks": v(limits.nvlinks.value),
+        "fabric": v([3, 0]) if sku != "a100-8" else e("NotSupported"),
         "persistence": v(1),
         "mig": v([0, 0]),
         "memory": v({"total": 80 << 30, "used": 600 << 20}),

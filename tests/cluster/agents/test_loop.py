@@ -136,6 +136,12 @@ def test_a_job_on_healthy_gpus_of_a_shared_node_is_let_through(agents: Agents) -
     assert ended(agents, job)["JobState"] == "COMPLETED"
 
 
+def admin_comment(agents: Agents, job: int) -> str:
+    """An ended job's note, from accounting, which keeps it in lower case."""
+    words = ("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=AdminComment")
+    return agents.cluster.slurm(*words).strip().lower()
+
+
 def test_an_application_xid_is_a_note_for_its_job_and_the_node_stays(agents: Agents) -> None:
     # given a job during which GPU 0 throws an XID that programs cause
     job = agents.cluster.submit("while [ ! -e /shared/go ]; do sleep 0.1; done", "--gres=gpu:1", "--nodelist=n1")
@@ -148,15 +154,19 @@ def test_an_application_xid_is_a_note_for_its_job_and_the_node_stays(agents: Age
     go.unlink()
     # when the reporter comes
     wait_for("no job on n1", lambda: slurm(agents).nodes(["n1"])[0].states == {"IDLE"})
-    agents.node("n1", "report")
-    # then the job carries the note and the node is in service
-    assert "XID 31 (memory page fault)" in agents.cluster.job(job)["AdminComment"]
+
+    def noted() -> bool:
+        agents.node("n1", "report")
+        return "xid 31 (memory page fault)" in admin_comment(agents, job)
+
+    # then the job carries the note once accounting knows its end, and the node is in service
+    wait_for("note", noted, deadline_s=60)
     # and a later, clean job gets none
     later = agents.cluster.submit("true", "--gres=gpu:1", "--nodelist=n1")
     assert ended(agents, later)["JobState"] == "COMPLETED"
     wait_for("no job on n1", lambda: slurm(agents).nodes(["n1"])[0].states == {"IDLE"})
     agents.node("n1", "report")
-    assert "AdminComment" not in agents.cluster.job(later)
+    assert admin_comment(agents, later) == ""
 
 
 def test_a_job_asks_and_root_checks_for_itself(agents: Agents) -> None:

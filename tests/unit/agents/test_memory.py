@@ -99,9 +99,9 @@ def test_notes_wait_until_they_are_brought(tmp_path: Path) -> None:
     memory(tmp_path).add_note(7, "a")
     memory(tmp_path).add_note(7, "b")
     memory(tmp_path).add_note(8, "c")
-    assert memory(tmp_path, "boot-2").notes() == [(7, "b"), (8, "c")]
+    assert memory(tmp_path, "boot-2", now=1_000_060).notes() == [(7, "b", 60), (8, "c", 60)]
     memory(tmp_path).drop_note(7)
-    assert memory(tmp_path).notes() == [(8, "c")]
+    assert memory(tmp_path).notes() == [(8, "c", 0)]
 
 
 def test_a_run_that_holds_the_lock_for_ever_does_not_stop_the_next(

@@ -159,6 +159,8 @@ def test_notes_reach_their_jobs_and_a_job_that_is_gone_loses_its_note(tmp_path: 
     memory(tmp_path).add_note(4242, "XID 13")
     report_node("n1", slurm, memory(tmp_path), "boot")
     assert slurm.notes == {job: "XID 31"}
+    assert memory(tmp_path).notes() == [(4242, "XID 13", 0)], "accounting may learn of the job yet"
+    report_node("n1", slurm, memory(tmp_path, now=2000), "boot")
     assert memory(tmp_path).notes() == []
     with pytest.raises(NotFoundError):
         slurm.note(4242, "x")

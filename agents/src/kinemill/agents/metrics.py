@@ -18,6 +18,8 @@ from kinemill.contracts.metrics import METRICS
 __all__ = ["VALUE", "count", "render", "write_metrics"]
 
 VALUE = {CheckStatus.OK: 0, CheckStatus.WARN: 1, CheckStatus.FAIL: 2, CheckStatus.SKIP: 3, CheckStatus.UNKNOWN: 4}
+STALE_S = 180
+"""A result older than this is no longer shown: a silent agent must not look healthy."""
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -86,7 +88,9 @@ def _missing(run_dir: Path) -> dict[str, int]:
 
 
 def write_metrics(settings: AgentsSettings, report: Report, now_s: int) -> None:
-    """Replace `kinemill_node.prom` in the exporter's folder with this run's series.
+    """Replace `kinemill_node.prom` in the exporter's folder.
+
+    A result of another context (a prolog does not run every check) stays for `STALE_S`, then its series is gone.
 
     Args:
         settings: Where the exporter reads, where counters are kept.
@@ -96,10 +100,10 @@ def write_metrics(settings: AgentsSettings, report: Report, now_s: int) -> None:
     folder, state = settings.textfile_dir, settings.state_dir / "agents"
     if folder is None:
         return
+    results, seconds = _together(state, report, now_s)
     samples: list[tuple[str, str, Mapping[str, str], float]] = []
-    for r in report.results:
-        samples.append(("kinemill_check_result", "", {"check": r.check, "class": r.cls.value}, float(VALUE[r.status])))
-    seconds = _histogram(state, report)
+    for check, (cls, value, _) in results.items():
+        samples.append(("kinemill_check_result", "", {"check": check, "class": cls}, float(value)))
     for check, row in seconds.items():
         for bound, hits in zip(_BUCKETS, row[2:], strict=True):
             labels = {"check": check, "le": f"{bound:g}"}
@@ -114,18 +118,31 @@ def write_metrics(settings: AgentsSettings, report: Report, now_s: int) -> None:
     write_text(folder, "kinemill_node.prom", render(samples), mode=0o644, folder_mode=0o755)
 
 
-def _histogram(state: Path, report: Report) -> dict[str, list[float]]:
-    """Check -> [sum, count, hits of each bucket], this run added; only checks of this run are kept."""
-    old = read_json(state, "seconds.json")
+def _together(
+    state: Path, report: Report, now_s: int
+) -> tuple[dict[str, tuple[str, int, int]], dict[str, list[float]]]:
+    """This run's results and durations with those of earlier runs that still count.
+
+    Returns:
+        Check -> (class, value, seconds since the epoch), and check -> [sum, count, hits of each bucket].
+    """
+    old = read_json(state, "series.json")
+    old = old if isinstance(old, dict) else {}
+    results: dict[str, tuple[str, int, int]] = {}
     rows: dict[str, list[float]] = {}
+    for check, row in (old.get("results") or {}).items():
+        if isinstance(row, list) and len(row) == 3 and 0 <= now_s - int(row[2]) <= STALE_S:
+            results[check] = (str(row[0]), int(row[1]), int(row[2]))
+    for check, row in (old.get("seconds") or {}).items():
+        if isinstance(row, list) and len(row) == 2 + len(_BUCKETS):
+            rows[check] = [float(x) for x in row]
     for r in report.results:
-        row = old.get(r.check) if isinstance(old, dict) else None
-        good = isinstance(row, list) and len(row) == 2 + len(_BUCKETS)
-        row = [float(x) for x in row] if good and row is not None else [0.0] * (2 + len(_BUCKETS))
+        results[r.check] = (r.cls.value, VALUE[r.status], now_s)
+        row = rows.setdefault(r.check, [0.0] * (2 + len(_BUCKETS)))
         row[0] += r.seconds
         row[1] += 1
         for i, bound in enumerate(_BUCKETS):
             row[2 + i] += r.seconds <= bound
-        rows[r.check] = row
-    write_json(state, "seconds.json", rows)
-    return rows
+    rows = {check: row for check, row in rows.items() if check in results}
+    write_json(state, "series.json", {"results": results, "seconds": rows})
+    return dict(sorted(results.items())), dict(sorted(rows.items()))

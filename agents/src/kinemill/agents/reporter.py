@@ -26,6 +26,7 @@ SLURM_TEXTS = ("Prolog error", "Epilog error", "Kill task failed", "batch job co
 """Drain reasons that Slurm writes by itself when a hook or a clean-up fails."""
 _SLACK_S = 2
 """Clocks of node and controller differ by less, or munge would refuse them long before."""
+_NOTE_WAITS_S = 600
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 _HANDS_OFF = ("UNKNOWN", "POWER", "REBOOT", "MAINT", "FUTURE", "PLANNED")
 
@@ -133,16 +134,17 @@ def _tell(name: str, slurm: SlurmAdmin, before: NodeInfo, fault: OpenFault | Non
 
 
 def _bring_notes(slurm: SlurmAdmin, memory: Memory) -> None:
-    """Notes for jobs; one that Slurm refuses for good (the job is gone) is dropped, others wait."""
+    """Notes for jobs. Accounting learns of a job's end late, so a refused note waits a while before it is dropped."""
     waiting = memory.notes()
     if not waiting or not isinstance(slurm, JobNotes):
         return
-    for job_id, text in waiting:
+    for job_id, text, waited_s in waiting:
         try:
             slurm.note(job_id, text)
         except KinemillError as exc:
-            log.warning("the note for job %d did not reach Slurm: %s", job_id, exc)
-            if exc.transient:
-                return
+            if exc.transient or waited_s < _NOTE_WAITS_S:
+                log.info("the note for job %d waits: %s", job_id, exc)
+                continue
+            log.warning("the note for job %d is dropped: %s", job_id, exc)
         with memory.turn():
             memory.drop_note(job_id)

@@ -188,17 +188,19 @@ class Memory:
 
     def add_note(self, job_id: int, text: str) -> None:
         """Queue a note for a job; the reporter brings it to Slurm."""
-        rows = [r for r in self.notes() if r[0] != job_id]
-        self._save("notes", {"rows": [*rows, [job_id, text]][-_MAX_NOTES:]})
+        rows = [[job, old, self._now_s - waited] for job, old, waited in self.notes() if job != job_id]
+        self._save("notes", {"rows": [*rows, [job_id, text, self._now_s]][-_MAX_NOTES:]})
 
-    def notes(self) -> list[tuple[int, str]]:
-        """(job, text) of notes that have not reached Slurm."""
+    def notes(self) -> list[tuple[int, str, int]]:
+        """(job, text, seconds it has waited) of notes that have not reached Slurm."""
         rows = self._load("notes", this_boot=False).get("rows") or []
-        return [(r[0], r[1]) for r in rows if isinstance(r, list) and len(r) == 2 and isinstance(r[0], int)]
+        good = [r for r in rows if isinstance(r, list) and len(r) == 3 and type(r[0]) is type(r[2]) is int]
+        return [(r[0], str(r[1]), self._now_s - r[2]) for r in good]
 
     def drop_note(self, job_id: int) -> None:
         """The note has arrived, or never can."""
-        self._save("notes", {"rows": [list(r) for r in self.notes() if r[0] != job_id]})
+        rows = [[job, text, self._now_s - waited] for job, text, waited in self.notes() if job != job_id]
+        self._save("notes", {"rows": rows})
 
     def xid_jobs(self) -> dict[str, int]:
         """PCI device -> distinct jobs with an application XID within the last day."""

@@ -275,10 +275,25 @@ class CliSlurm:
         self._job_command("release", job_id)
 
     def note(self, job_id: int, words: str) -> None:
-        """Write the administrator's comment of a job: what an operator found about it."""
+        """Write the administrator's comment of a job: what an operator found about it.
+
+        A job that has ended is changed in accounting, which keeps the text in lower case.
+
+        Raises:
+            NotFoundError: Neither slurmctld nor accounting knows the job, or there is no accounting.
+        """
         if not words.isprintable() or len(words) > REASON_LIMIT:
             raise UsageError(f"a job's note is at most {REASON_LIMIT} printable characters; got {words!r:.60}")
-        self._ask("scontrol", "update", f"JobId={job_id}", f"AdminComment={words}")
+        try:
+            self._ask("scontrol", "update", f"JobId={job_id}", f"AdminComment={words}")
+        except (StateError, NotFoundError):
+            where = ("modify", "job", "where", f"JobID={job_id}", "set", f"AdminComment={words}")
+            answer = self._call(("sacctmgr", "--immediate", *where))
+            if answer.code != 0 or "Modified" not in answer.out:
+                problem = failure(("sacctmgr", *where), answer)
+                if problem.transient:
+                    raise problem from None
+                raise NotFoundError(f"job {job_id} has ended and accounting took no note ({problem})") from None
 
     def _job_command(self, word: str, job_id: int) -> None:
         self._ask("scontrol", word, str(job_id))

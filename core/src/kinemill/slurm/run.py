@@ -127,7 +127,8 @@ _KINDS: tuple[tuple[type[KinemillError], re.Pattern[str]], ...] = (
     (
         StateError,
         re.compile(
-            r"Invalid node state|already (?:completing|completed|finished)|Job is (?:pending|finished|held|running)"
+            r"Invalid node state|has already finished|already (?:completing|completed|finished)"
+            r"|Job is (?:pending|finished|held|running)"
             r"|can(?:not|'t) be (?:requeued|suspended|held)|Requested operation is presently disabled"
             r"|Only .* can be|not (?:pending|running)|Job is no longer|transition|in an invalid state",
             re.IGNORECASE,

@@ -70,6 +70,7 @@ def _gpu(n: Any, index: int, reading: Callable[[Callable[[], Any]], dict[str, An
         "pcie_width": reading(lambda: int(n.nvmlDeviceGetCurrPcieLinkWidth(h))),
         "pcie_generation": reading(lambda: int(n.nvmlDeviceGetCurrPcieLinkGeneration(h))),
         "nvlinks": reading(lambda: _active_links(n, h)),
+        "fabric": reading(lambda: _fabric(n, h)),
         "persistence": reading(lambda: int(n.nvmlDeviceGetPersistenceMode(h))),
         "mig": reading(lambda: [int(x) for x in n.nvmlDeviceGetMigMode(h)]),
         "memory": reading(lambda: _memory(n.nvmlDeviceGetMemoryInfo(h))),
@@ -96,6 +97,13 @@ def _field(n: Any, handle: Any, field: int) -> int:
 def _clock_events(n: Any, handle: Any) -> int:
     call = getattr(n, "nvmlDeviceGetCurrentClocksEventReasons", None)
     return int((call or n.nvmlDeviceGetCurrentClocksThrottleReasons)(handle))
+
+
+def _fabric(n: Any, handle: Any) -> list[int]:
+    """State (3: completed) and status (0: success) of the GPU's place in the NVLink fabric."""
+    info = n.c_nvmlGpuFabricInfo_v2_t()
+    n.nvmlDeviceGetGpuFabricInfoV(handle, n.byref(info))
+    return [int(info.state), int(info.status)]
 
 
 def _active_links(n: Any, handle: Any) -> int:
