@@ -29,6 +29,8 @@ def picture(camera: int, frame: int, width: int = 64, height: int = 48) -> np.nd
     image[..., 2] = 90
     at = frame * 3 % (width - 8)
     image[8 : height - 8, at : at + 8] = (220, 200 - 10 * (frame % 10), 30)
+    for bit in range(8):  # the frame number in black and white blocks, which any codec keeps
+        image[:8, 8 * bit : 8 * bit + 8] = 255 * (frame >> bit & 1)
     return image
 
 

@@ -14,7 +14,7 @@ from kinemill.contracts.episode import TopicKind, TopicReceipt
 from kinemill.episode import wire
 from kinemill.episode.cdr import JointTemplate, decode_one, joint_template
 from kinemill.episode.decode import DecoderPool, PixelFormat, StreamKind, picture_shape
-from kinemill.episode.h264 import first_slice_is_idr
+from kinemill.episode.h264 import check_packet, first_slice_is_idr
 from kinemill.episode.messages import read_image, read_text
 from kinemill.episode.opened import OpenChunk
 from kinemill.episode.proto import video_bytes
@@ -168,11 +168,10 @@ def _pictures(
     where: str,
     video: VideoOptions,
 ) -> NDArray[np.uint8]:
-    if topic.width is None or topic.height is None:
-        if answers == 0 or len(picked) == 0:
-            return np.zeros((answers, 0, 0, 3), np.uint8)
-        raise CorruptError(f"{where}: the topic table has no picture size")
-    shape = picture_shape(video.pixel_format, topic.width, topic.height)
+    width, height = topic.width or 0, topic.height or 0
+    if (not width or not height) and len(picked):  # a stock file does not tell; the stream does
+        width, height = _size_of(messages, int(picked.min()), where)
+    shape = picture_shape(video.pixel_format, width, height)
     if len(picked) == 0:
         return np.zeros((answers, *shape), np.uint8)
     todo = picked.tolist()
@@ -186,7 +185,7 @@ def _pictures(
     elif target.shape != (len(todo), *shape) or target.dtype != np.uint8:
         raise UsageError(f"{where}: out is {target.dtype} {target.shape}, wanted is uint8 {(len(todo), *shape)}")
     starts = messages.gop_starts(todo, one_gop=video.one_gop)
-    kind = StreamKind(video.decoder, "h264", video.pixel_format, topic.width, topic.height)
+    kind = StreamKind(video.decoder, "h264", video.pixel_format, width, height)
     decoder = video.pool.take(kind)
     done = 0
     while done < len(todo):
@@ -214,6 +213,16 @@ def _pictures(
     if video.out is None:
         return target[inverse]
     return np.take(target, inverse, axis=0, out=video.out)
+
+
+def _size_of(messages: Messages, index: int, where: str) -> tuple[int, int]:
+    """(width, height) by the parameter set of the IDR that a frame depends on."""
+    (start,) = messages.gop_starts([index], one_gop=False)
+    if start is not None:
+        info = check_packet(bytes(video_bytes(messages.payload(start))[0]), where=where)
+        if info.sps is not None:
+            return info.sps.width, info.sps.height
+    raise CorruptError(f"{where}: no parameter set that tells the picture's size")
 
 
 # ---- rows

@@ -101,7 +101,7 @@ def _group(layout: Layout, i: int, extra: dict[str, Any]) -> GroupReceipt:
             raise CorruptError(f"tg.index: group {group.name} is {length} bytes long, its chunks say {end}")
     return GroupReceipt(
         group.name,
-        group.topics,
+        tuple(replace(t, messages=int(n)) for t, n in zip(group.topics, group.counts.sum(axis=1), strict=True)),
         int(group.offset[0]) if len(group) else 0,
         length,
         int(group.counts.sum()),

@@ -371,6 +371,8 @@ def repack(
             )
     scan = _Scan(source)
     topics = _survey(scan, transcode)
+    if not topics and (scan.counts["bytes_cut"] or scan.counts["chunks_dropped"]):
+        raise CorruptError(f"{source.name}: no complete chunk in it, nothing can be saved ({scan.notes[-1]})")
     routes = _routes(topics, transcode, clashes)
     chosen = profile if profile is not None else scan.layout.get("profile", "vla")
     if isinstance(chosen, str) and chosen not in PROFILES:
