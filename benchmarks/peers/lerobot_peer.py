@@ -22,7 +22,9 @@ def build(root: Path, codec: str, episodes: int, seconds: int) -> None:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     shape = (c.HEIGHT, c.WIDTH, 3)
-    features: dict[str, Any] = {k: {"dtype": "video", "shape": shape, "names": ["height", "width", "channels"]} for k in KEYS}
+    features: dict[str, Any] = {
+        k: {"dtype": "video", "shape": shape, "names": ["height", "width", "channels"]} for k in KEYS
+    }
     features["observation.state"] = {"dtype": "float32", "shape": (c.STATE,), "names": None}
     features["action"] = {"dtype": "float32", "shape": (c.JOINTS,), "names": None}
     options = {} if codec == "av1" else {"rgb_encoder": RGBEncoderConfig(vcodec=codec)}
@@ -71,7 +73,11 @@ def replicate(root: Path, target: Path, times: int) -> None:
         path.unlink()
         pq.write_table(shifted(table, steps), path)
     info_path.unlink()
-    info |= {"total_episodes": episodes * times, "total_frames": frames * times, "splits": {"train": f"0:{episodes * times}"}}
+    info |= {
+        "total_episodes": episodes * times,
+        "total_frames": frames * times,
+        "splits": {"train": f"0:{episodes * times}"},
+    }
     info_path.write_text(json.dumps(info))
 
 

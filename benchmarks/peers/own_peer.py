@@ -42,7 +42,9 @@ def build(root: Path, episodes: int, seconds: int) -> None:
         for episode in range(episodes):
             path = root / f"{name}-{episode}.mcap"
             profile = profile_of(base, **overrides)
-            with EpisodeWriter(path, episode_id=uuid.UUID(int=(7 << 76) | (2 << 62) | episode), profile=profile, topics=specs) as writer:
+            with EpisodeWriter(
+                path, episode_id=uuid.UUID(int=(7 << 76) | (2 << 62) | episode), profile=profile, topics=specs
+            ) as writer:
                 row = 0
                 for step in range(seconds * c.FPS):
                     t_ns = round(step * 1e9 / c.FPS)
@@ -64,7 +66,11 @@ def build(root: Path, episodes: int, seconds: int) -> None:
                     "profile": receipt.profile,
                     "sha256": bytes.fromhex(receipt.sha256),
                     "size_bytes": receipt.size_bytes,
-                    "vendor": "bench", "robot": "bench", "task": "bench", "instruction": "bench", "split": "train",
+                    "vendor": "bench",
+                    "robot": "bench",
+                    "task": "bench",
+                    "instruction": "bench",
+                    "split": "train",
                     "t_first_ns": receipt.t_first_ns,
                     "duration_ns": receipt.t_last_ns - receipt.t_first_ns,
                     "frames": seconds * c.FPS,
@@ -102,7 +108,9 @@ def stock(source: Path, target: Path) -> None:
                 channels[channel.id] = writer.register_channel(
                     channel.topic, channel.message_encoding, schemas[schema.id], channel.metadata
                 )
-            writer.add_message(channels[channel.id], message.log_time, message.data, message.publish_time, message.sequence)
+            writer.add_message(
+                channels[channel.id], message.log_time, message.data, message.publish_time, message.sequence
+            )
         writer.finish()
 
 
@@ -194,8 +202,12 @@ def main(folder: str) -> None:
                         frame = decoders[i].decode(av.Packet(packet))[0]
                         if k == wanted:
                             if pixels == "rgb":
-                                plane = convert.reformat(frame, format="rgb24").planes[0]
-                                out[b, i] = np.frombuffer(plane, np.uint8).reshape(c.HEIGHT, -1)[:, : 3 * c.WIDTH].reshape(c.HEIGHT, c.WIDTH, 3)
+                                plane = convert.reformat(frame, format="rgb24", threads=1).planes[0]
+                                out[b, i] = (
+                                    np.frombuffer(plane, np.uint8)
+                                    .reshape(c.HEIGHT, -1)[:, : 3 * c.WIDTH]
+                                    .reshape(c.HEIGHT, c.WIDTH, 3)
+                                )
                             else:
                                 lines = [np.frombuffer(p, np.uint8).reshape(-1, p.line_size) for p in frame.planes]
                                 out[b, i, : c.HEIGHT] = lines[0][: c.HEIGHT, : c.WIDTH]
@@ -236,13 +248,14 @@ def main(folder: str) -> None:
                 for k, packet in enumerate(chain):
                     frame = context.decode(av.Packet(packet))[0]
                     if k >= first:
-                        plane = convert.reformat(frame, format="rgb24").planes[0]
+                        plane = convert.reformat(frame, format="rgb24", threads=1).planes[0]
                         out[i, k - first] = np.frombuffer(plane, np.uint8).reshape(c.HEIGHT, c.WIDTH, 3)
         return n
 
     def workers(n: int, seed: int, batch: int) -> int:
-        from kinemill.loaders import collate
         from torch.utils.data import DataLoader
+
+        from kinemill.loaders import collate
 
         data = ours()
         picks = np.random.default_rng(seed).integers(0, len(data), n).tolist()
@@ -271,6 +284,7 @@ def main(folder: str) -> None:
 
     def stock_sample(reader: Any, step: int, out: np.ndarray) -> None:
         import av
+
         from kinemill.episode.cdr import decode_one
         from kinemill.episode.proto import video_bytes
 
@@ -319,8 +333,16 @@ def main(folder: str) -> None:
 
     serve(
         {
-            "vla": vla, "bound": bound, "prepare": prepare, "clips": clips, "clip_bound": clip_bound,
-            "clip_prepare": clip_prepare, "workers": workers, "stock": stock_vla, "quality": quality, "cold": cold,
+            "vla": vla,
+            "bound": bound,
+            "prepare": prepare,
+            "clips": clips,
+            "clip_bound": clip_bound,
+            "clip_prepare": clip_prepare,
+            "workers": workers,
+            "stock": stock_vla,
+            "quality": quality,
+            "cold": cold,
         }
     )
 

@@ -16,7 +16,7 @@ from frame import _PssPeak, cpu_seconds
 
 
 def serve(commands: dict[str, Callable[..., Any]]) -> None:
-    """Answer until stdin ends. A command gets the request's other fields; its result comes back with CPU and wall time."""
+    """Answer until stdin ends: a command gets the request's other fields, its result goes back with what it cost."""
     warnings.filterwarnings("ignore")
     out = sys.stdout
     sys.stdout = sys.stderr  # libraries print
