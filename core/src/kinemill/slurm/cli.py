@@ -16,7 +16,7 @@ from kinemill.errors import ExternalError, KinemillError, NotFoundError, StateEr
 from kinemill.slurm import jsonform, text
 from kinemill.slurm.run import Answer, Run, failure, run_here
 
-__all__ = ["REASON_LIMIT", "CliSlurm", "open_admin", "open_jobs"]
+__all__ = ["REASON_LIMIT", "CliSlurm", "check_name", "check_reason", "open_admin", "open_jobs"]
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class CliSlurm:
             NotFoundError: A name that this cluster does not have.
         """
         for name in names:
-            _check_name(name)
+            check_name(name)
         wanted = ",".join(names)
         if self._speaks_json():
             argv = ["scontrol", "--json", "show", "node", *([wanted] if names else [])]
@@ -139,11 +139,8 @@ class CliSlurm:
             NotFoundError: No such node.
             UsageError: The reason is empty, over `REASON_LIMIT` characters, or holds control characters.
         """
-        _check_name(node)
-        if not reason.strip() or len(reason) > REASON_LIMIT or not reason.isprintable():
-            raise UsageError(
-                f"a drain reason is 1 to {REASON_LIMIT} printable characters on one line; got {reason!r:.60}"
-            )
+        check_name(node)
+        check_reason(reason)
         self._ask("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
 
     def resume(self, node: str) -> None:
@@ -152,7 +149,7 @@ class CliSlurm:
         Raises:
             StateError: It is neither drained nor down, or is not valid.
         """
-        _check_name(node)
+        check_name(node)
         try:
             self._ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
         except StateError as exc:
@@ -162,7 +159,7 @@ class CliSlurm:
 
     def set_extra(self, node: str, text: str) -> None:
         """Write the node's `Extra`, or `Comment` where the release has no Extra."""
-        _check_name(node)
+        check_name(node)
         if not text.isprintable() or len(text) > REASON_LIMIT:
             raise UsageError(f"a node's Extra is at most {REASON_LIMIT} printable characters; got {text!r:.60}")
         if self._has_extra is not False:
@@ -313,10 +310,24 @@ def _mark() -> str:
     return f"@{secrets.token_hex(16)}"
 
 
-def _check_name(name: str) -> None:
-    """One node by its plain name: `ALL` or `n[1-9]` would reach others."""
+def check_name(name: str) -> None:
+    """One node by its plain name: `ALL` or `n[1-9]` would reach others.
+
+    Raises:
+        UsageError: Not one.
+    """
     if _NAME.fullmatch(name) is None or name.upper() == "ALL":
         raise UsageError(f"'{name[:60]}' is not one node's name")
+
+
+def check_reason(reason: str) -> None:
+    """A text that forges no line anywhere.
+
+    Raises:
+        UsageError: It is empty, over `REASON_LIMIT` characters, or holds control characters.
+    """
+    if not reason.strip() or len(reason) > REASON_LIMIT or not reason.isprintable():
+        raise UsageError(f"a drain reason is 1 to {REASON_LIMIT} printable characters on one line; got {reason!r:.60}")
 
 
 def _minutes(seconds: int | None) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "parse_jobs",
     "parse_nodes",
     "parse_reservations",
+    "parse_states",
     "parse_time",
     "split_marked",
 ]
@@ -96,7 +97,7 @@ def parse_time(text: str) -> int | None:
         raise ExternalError(f"'{text[:40]}' is not a time as Slurm prints it") from exc
 
 
-def states(text: str) -> frozenset[str]:
+def parse_states(text: str) -> frozenset[str]:
     """`IDLE+DRAIN`, `DOWN*+DRAIN` as words.
 
     Raises:
@@ -152,7 +153,7 @@ def _node(name: str, rest: str, why: str, at: str, who: str) -> NodeInfo:
     partitions = fields.get("Partitions", "")
     return NodeInfo(
         name=name,
-        states=states(fields["State"]),
+        states=parse_states(fields["State"]),
         reason=why if reason_time is not None else "",
         reason_time_s=reason_time,
         reason_user=user if reason_time is not None else None,
