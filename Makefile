@@ -91,3 +91,4 @@ clean: ## remove what can be made again, except the virtual environments
 
 include mk/cluster.mk
 include mk/demo.mk
+include mk/viewers.mk
