@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -80,20 +80,29 @@ def open_corpus(settings: PipelineSettings) -> Store:
     return open_store(_needed(settings.store_url, "store", "--store", "KINEMILL_STORE_URL"))
 
 
-def open_iceberg(settings: PipelineSettings, catalog: Catalog) -> IcebergTarget:
+@contextmanager
+def open_iceberg(settings: PipelineSettings, catalog: Catalog) -> Iterator[IcebergTarget]:
     """The warehouse as the export writes it."""
-    from kinemill.pipelines.warehouse.target import open_target
+    from kinemill.pipelines.warehouse.read import ChangeReader
+    from kinemill.pipelines.warehouse.target import IcebergTarget, open_sql_catalog
 
     url = _needed(settings.warehouse_url, "warehouse", "--warehouse", "KINEMILL_WAREHOUSE_URL")
-    return open_target(catalog.libpq_url, url)
+    with ChangeReader(catalog.libpq_url) as reader:
+        owner = reader.identity()
+    with closing(open_sql_catalog(catalog.libpq_url, url)) as tables:
+        yield IcebergTarget(tables, owner)
 
 
-def open_warehouse(settings: PipelineSettings, catalog: Catalog, snapshot_id: int | None = None) -> Warehouse:
+@contextmanager
+def open_warehouse(settings: PipelineSettings, catalog: Catalog, snapshot_id: int | None = None) -> Iterator[Warehouse]:
     """The warehouse for queries, at a snapshot."""
     from kinemill.pipelines.warehouse.query import Warehouse
 
-    target = open_iceberg(settings, catalog)
-    return Warehouse.of(target, snapshot_id=snapshot_id, warehouse_url=settings.warehouse_url)
+    with (
+        open_iceberg(settings, catalog) as target,
+        Warehouse.of(target, snapshot_id=snapshot_id, warehouse_url=settings.warehouse_url) as warehouse,
+    ):
+        yield warehouse
 
 
 def answer(value: object, lines: Callable[[], Iterator[str]], *, as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -61,7 +60,7 @@ def plan(
             yield f"  {found.without_cameras} episodes have no cameras"
 
     answer(found, lines, as_json=as_json)
-    sys.exit(ExitCode.OK if found.rows else ExitCode.FINDING)
+    click.get_current_context().exit(ExitCode.OK if found.rows else ExitCode.FINDING)
 
 
 @manifest.command()
@@ -175,7 +174,7 @@ def diff(old_id: str, new_id: str, store_url: str | None, as_json: bool) -> None
 
     answer(found, lines, as_json=as_json)
     changed = found.added + found.removed + found.corrected + found.reweighted + found.moved
-    sys.exit(ExitCode.FINDING if changed else ExitCode.OK)
+    click.get_current_context().exit(ExitCode.FINDING if changed else ExitCode.OK)
 
 
 def _fetched(store: Store, manifest_id: str, stack: ExitStack) -> Path:

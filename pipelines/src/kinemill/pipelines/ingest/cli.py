@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,7 +93,7 @@ def plan(
         "looks": looks,
     }
     answer(data, lines, as_json=as_json)
-    sys.exit(ExitCode.FINDING if refused else ExitCode.OK)
+    click.get_current_context().exit(ExitCode.FINDING if refused else ExitCode.OK)
 
 
 @ingest.command()
@@ -165,7 +164,9 @@ def run(
             yield f"  failed, will be tried again: {text}"
 
     answer(report, lines, as_json=as_json)
-    sys.exit(ExitCode.TRANSIENT if report.failed else ExitCode.FINDING if report.put_aside else ExitCode.OK)
+    click.get_current_context().exit(
+        ExitCode.TRANSIENT if report.failed else ExitCode.FINDING if report.put_aside else ExitCode.OK
+    )
 
 
 @ingest.command()
@@ -202,4 +203,4 @@ def status(batch: str, catalog_url: str | None, as_json: bool) -> None:
 
     data = {"batch": batch, "status": state, "episodes": by_state, "steps": steps, "quarantined": aside}
     answer(data, lines, as_json=as_json)
-    sys.exit(ExitCode.FINDING if aside else ExitCode.OK)
+    click.get_current_context().exit(ExitCode.FINDING if aside else ExitCode.OK)

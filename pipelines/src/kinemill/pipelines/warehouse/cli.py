@@ -32,8 +32,8 @@ def sync(catalog_url: str | None, warehouse_url: str | None, as_json: bool) -> N
     from kinemill.pipelines.warehouse.export import Exporter
 
     settings = settings_of(catalog_url=catalog_url, warehouse_url=warehouse_url)
-    with open_catalog(settings) as catalog:
-        report = Exporter(catalog, open_iceberg(settings, catalog)).run()
+    with open_catalog(settings) as catalog, open_iceberg(settings, catalog) as target:
+        report = Exporter(catalog, target).run()
 
     def lines() -> Iterator[str]:
         yield f"{report.rows} rows in {report.commits} commits, {report.seconds:.1f} s"
@@ -55,8 +55,7 @@ def status(catalog_url: str | None, warehouse_url: str | None, as_json: bool) ->
     from kinemill.pipelines.warehouse.export import export_lag
 
     settings = settings_of(catalog_url=catalog_url, warehouse_url=warehouse_url)
-    with open_catalog(settings) as catalog:
-        target = open_iceberg(settings, catalog)
+    with open_catalog(settings) as catalog, open_iceberg(settings, catalog) as target:
         lag = export_lag(catalog, target.watermark())
         table = target.table()
         snapshot = table.current_snapshot()
