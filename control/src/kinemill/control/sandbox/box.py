@@ -420,7 +420,11 @@ class Sandbox:
         self, node: str, command: Sequence[str], *, deadline_s: float = 60, check: bool = True, stdin: str | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a command inside a node; see `host.run`."""
-        return run(self.exec_command(node, command), deadline_s=deadline_s, check=check, stdin=stdin)
+        done = run(self.exec_command(node, command), deadline_s=deadline_s, check=False, stdin=stdin)
+        if check and done.returncode != 0:
+            said = (done.stderr.strip() or done.stdout.strip())[-2000:]
+            raise ExternalError(f"{node}: {' '.join(command)[:300]}: exit {done.returncode}: {said}")
+        return done
 
     def logs(self, node: str, *, lines: int = 200) -> str:
         """The end of a node's console."""
