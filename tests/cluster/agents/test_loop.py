@@ -144,14 +144,14 @@ def admin_comment(agents: Agents, job: int) -> str:
 
 def test_an_application_xid_is_a_note_for_its_job_and_the_node_stays(agents: Agents) -> None:
     # given a job during which GPU 0 throws an XID that programs cause
-    job = agents.cluster.submit("while [ ! -e /shared/go ]; do sleep 0.1; done", "--gres=gpu:1", "--nodelist=n1")
-    wait_for("running", lambda: agents.cluster.job(job)["JobState"] == "RUNNING")
+    shared = agents.cluster.box.places.shared
+    script = "touch /shared/began; while [ ! -e /shared/go ]; do sleep 0.1; done; rm /shared/began /shared/go"
+    job = agents.cluster.submit(script, "--gres=gpu:1", "--nodelist=n1")
+    wait_for("the job itself, not its prolog", (shared / "began").exists)
     address = standins.pci_address(0).lower()[4:-2]
     standins.kernel_message(agents.cluster.box.stand_ins("n1"), XID.replace("0000:1b:00", address).format(31))
-    go = agents.cluster.box.places.shared / "go"
-    go.touch()
+    (shared / "go").touch()
     assert ended(agents, job)["JobState"] == "COMPLETED"
-    go.unlink()
     # when the reporter comes
     wait_for("no job on n1", lambda: slurm(agents).nodes(["n1"])[0].states == {"IDLE"})
 

@@ -152,7 +152,7 @@ def _note_text(events: list[XidEvent]) -> str:
     """One line for the job's owner."""
     seen = sorted({(e.number, e.pci) for e in events})
     what = ", ".join(f"XID {number} ({rule_for(number).text}) on {pci}" for number, pci in seen[:4])
-    return f"kinemill: {what}{' and more' if len(seen) > 4 else ''}; usually the program's own fault"
+    return f"kinemill: {what}{' and more' if len(seen) > 4 else ''}; usually the program itself"
 
 
 def _clean(report: Report) -> bool:
