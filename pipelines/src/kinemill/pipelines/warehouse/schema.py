@@ -11,7 +11,8 @@ changed in the catalog; `seq` rises with every change, so the row with the highe
 and curation keeps those with `state = 'published' and not tombstone`. Appending needs no rewrite and no delete
 files, a reader of an old snapshot sees exactly what it saw then, and compaction may drop superseded rows.
 
-Columns are only ever added, at the end, with the next field id; their ids and types never change. Everything that
+Columns are only ever added, at the end; ids and types never change, and in a table that exists an added column is
+optional, since older rows have none of it. Everything that
 `kinemill.contracts.MANIFEST_COLUMNS` needs stands here, except `weight`, which a curation spec gives.
 """
 
@@ -43,7 +44,7 @@ CURRENT_SQL = "select * from {table} qualify row_number() over (partition by epi
 
 @dataclass(frozen=True, slots=True)
 class WarehouseColumn:
-    """One column: name, Iceberg type, meaning. Its place in `EPISODES` plus one is its field id."""
+    """One column: name, Iceberg type, meaning."""
 
     name: str
     type: str

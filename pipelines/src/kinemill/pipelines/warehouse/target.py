@@ -94,13 +94,22 @@ def open_sql_catalog(catalog_url: str, warehouse_url: str, credentials: Credenti
         UnavailableError: No connection.
     """
     from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import create_engine
     from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.pool import NullPool
 
-    properties = {"uri": sqlalchemy_url(catalog_url), "pool_pre_ping": "true", **_io(warehouse_url, credentials)}
+    uri = sqlalchemy_url(catalog_url)
+    # Unqualified names of pyiceberg's: without this they land in the schema of a user who is called like it.
+    uri += ("&" if "?" in uri else "?") + "options=-c%20search_path%3Dpublic"
+    properties = {"uri": uri, **_io(warehouse_url, credentials)}
     try:
-        return SqlCatalog(NAMESPACE, **properties)
+        catalog = SqlCatalog(NAMESPACE, **properties)
     except SQLAlchemyError as exc:
         raise UnavailableError(f"the Iceberg catalog: {_first_line(exc)}") from exc
+    # Two statements a commit need no pool, and nobody closes a pyiceberg catalog.
+    catalog.engine.dispose()
+    catalog.engine = create_engine(properties["uri"], poolclass=NullPool)
+    return catalog
 
 
 def _io(url: str, credentials: Credentials | None) -> dict[str, str]:
@@ -182,9 +191,12 @@ class IcebergTarget:
             raise StateError(
                 f"table {self._name} is derived from catalog {owner}, not from {self._owner}: another warehouse URL?"
             )
-        if len(table.schema().fields) < len(iceberg_schema().fields):
+        known = {field.name for field in table.schema().fields}
+        if further := [field for field in iceberg_schema().fields if field.name not in known]:
+            # Rows of before have none of it, so in a table that exists they are never required.
             with table.update_schema() as update:
-                update.union_by_name(iceberg_schema())
+                for field in further:
+                    update.add_column(field.name, field.field_type, doc=field.doc)
         return table
 
     def _properties(self) -> dict[str, str]:
