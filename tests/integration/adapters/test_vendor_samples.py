@@ -119,12 +119,37 @@ BAGS = [
     ),
     Bag("rosbag2-db3/empty-bag", 0, None, None, fail=frozenset({"empty"})),
     Bag("broken/demo-lfs-pointer.mcap", 0, None, None, fail=frozenset({"lfs_pointer"})),
+    Bag(
+        "rosbag1/jackal-imu-odom.bag",
+        6121,
+        47_580_000_000,
+        108_781_000_000,
+        {"/imu/data": 3061, "/jackal_velocity_controller/odom": 3060},
+    ),
+    Bag(
+        "rosbag1/example-lz4.bag",
+        8647,
+        1396293887844783943,
+        1396293909544870199,
+        {"/turtle1/pose": 1344, "/turtle2/pose": 1344, "/tf": 2688, "/turtle1/cmd_vel": 357, "/tf_static": 1},
+    ),
+    Bag("rosbag1/example-unsorted-chunks.bag", 3, 1_000_000_000, 3_000_000_000, {"foo": 3}),
+    Bag("rosbag1/no-messages.bag", 0, None, None, fail=frozenset({"empty"})),
+    Bag(
+        "rosbag1/fake_sensors_sample.bag",
+        20,
+        1626720936251753081,
+        1626720955042801014,
+        {"/my_magnetic_field": 10, "/my_temperature": 10},
+    ),
+    Bag("broken/empty-file.bag", 0, None, None, fail=frozenset({"empty_file"})),
+    Bag("broken/demo-lfs-pointer.bag", 0, None, None, fail=frozenset({"lfs_pointer"})),
 ]
 
 
 @pytest.mark.parametrize("bag", BAGS, ids=lambda b: b.path)
 def test_a_bag_has_the_facts_of_the_list(bag: Bag) -> None:
-    facts = inspect(sample(bag.path), "ros2")
+    facts = inspect(sample(bag.path), "ros1" if bag.path.endswith(".bag") else "ros2")
 
     assert facts.messages == bag.messages
     if facts.episodes:
@@ -306,6 +331,7 @@ def test_every_claimed_sample_is_published_or_put_aside_with_its_reason(tmp_path
         ("lerobot", AUTO),
         ("hdf5", ROBOSUITE),
         ("broken", AUTO),
+        ("rosbag1", AUTO),
     ):
         report = ingest(
             root / folder, relaxed(vendor), tmp_path / "work", store=store, ledger=ledger, delivery=f"samples {folder}"
@@ -317,6 +343,11 @@ def test_every_claimed_sample_is_published_or_put_aside_with_its_reason(tmp_path
 
     assert aside == {
         "demo-lfs-pointer.mcap": "lfs_pointer",
+        "demo-lfs-pointer.bag": "lfs_pointer",
+        "empty-file.bag": "empty_file",
+        "no-messages.bag": "empty",
+        "example-unsorted-chunks.bag": "unsupported",
+        "fake_sensors_sample.bag": "gap",
         "camera-split-13-one-left": "files_missing",
         "rosbag2-split-no-metadata": "unsupported",
         "rosbag2-service-events": "too_short",
@@ -337,10 +368,10 @@ def test_every_claimed_sample_is_published_or_put_aside_with_its_reason(tmp_path
     blind = published["robosuite-1.0.1/lift/panda/demo.hdf5demo_1"]
     assert (blind.frames, blind.fps) == (0, 0.0)
     assert [g.name for g in blind.rendition.receipt.groups] == ["state"], "no cameras, no cameras group"
-    assert len(published) == 5 + 1 + 2 + 2 + 6 + 1 + 1, "LeRobot, robosuite, the joints, the drive"
+    assert len(published) == 5 + 1 + 2 + 2 + 6 + 1 + 1 + 2, "LeRobot, robosuite, the joints, the drive, two of ROS 1"
     for entry in published.values():
         assert store.head(entry.rendition.key).size_bytes == entry.rendition.receipt.size_bytes
-    assert claimed == 8 + 4 + 4 + 4 + 1
+    assert claimed == 8 + 4 + 4 + 4 + 3 + 5
 
 
 def test_nothing_is_claimed_by_two_adapters() -> None:
@@ -348,7 +379,7 @@ def test_nothing_is_claimed_by_two_adapters() -> None:
 
     owned = [path for s in sources for path in s.files]
     assert len(owned) == len(set(owned))
-    assert {s.adapter for s in sources} >= {"ros2", "hdf5", "lerobot"}
+    assert {s.adapter for s in sources} == {"ros1", "ros2", "hdf5", "lerobot"}
     assert only_source(sample("rosbag2-db3/ego-trajectory"), "ros2").adapter == adapter("ros2").name
 
 

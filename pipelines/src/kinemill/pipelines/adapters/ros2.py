@@ -43,6 +43,8 @@ __all__ = ["ADAPTER"]
 
 IMAGE_TYPES: Final = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 JOINT_TYPE: Final = "sensor_msgs/msg/JointState"
+SUFFIXES: Final = (".mcap", ".db3")
+READABLE: Final = ("cdr", "ros1")
 REORDER_ROWS: Final = 64
 """How far a picture may stand behind a later one in the file and still be put in order."""
 
@@ -50,10 +52,11 @@ REORDER_ROWS: Final = 64
 class _Types:
     """CDR decoders for the message types of one bag, each from the bag's own text where it has one."""
 
-    def __init__(self) -> None:
+    def __init__(self, generation: int = 2) -> None:
         from rosbags.typesys import Stores, get_typestore
 
-        self._store = get_typestore(Stores.ROS2_HUMBLE)
+        self._store = get_typestore(Stores.ROS2_HUMBLE if generation == 2 else Stores.ROS1_NOETIC)
+        self._generation = generation
         self._known: dict[str, bool] = {}
         self.bad: dict[str, str] = {}
 
@@ -93,16 +96,21 @@ class _Types:
             CorruptError: The bytes are no such message.
         """
         try:
+            if self._generation == 1:
+                return self._store.deserialize_ros1(data, kind)
             return self._store.deserialize_cdr(data, kind)
         except Exception as exc:
             raise CorruptError(f"{where}: a message is no {kind} ({type(exc).__name__}: {exc})") from exc
 
 
-def header_stamp(data: bytes) -> int:
-    """ns of the std_msgs/Header that a CDR message starts with."""
+def header_stamp(data: bytes, encoding: str = "cdr") -> int:
+    """ns of the std_msgs/Header that a message starts with.
+
+    Before the stamp stand 4 bytes in both generations: CDR's encapsulation, or ROS 1's sequence number.
+    """
     if len(data) < 12:
         raise CorruptError("a message ends inside its header")
-    seconds, nanos = struct.unpack_from("<iI" if data[1] & 1 else ">iI", data, 4)
+    seconds, nanos = struct.unpack_from("<iI" if encoding == "ros1" or data[1] & 1 else ">iI", data, 4)
     return int(seconds) * 1_000_000_000 + int(nanos)
 
 
@@ -140,12 +148,13 @@ class Ros2Adapter:
 
     name = "ros2"
     version = 1
+    generation = 2
 
     def find(self, root: Path, files: list[Path]) -> list[Source]:
         """Folders with a metadata.yaml are one bag; other files are grouped by `<name>_<number>`."""
         by_folder: dict[Path, list[Path]] = defaultdict(list)
         for path in files:
-            if path.suffix in (".mcap", ".db3"):
+            if path.suffix in SUFFIXES:
                 by_folder[path.parent].append(path)
         for path in files:
             if path.name == "metadata.yaml" and path.parent not in by_folder and _is_bag_metadata(path):
@@ -177,7 +186,7 @@ class Ros2Adapter:
         bag = _open(source, findings)
         if any(f.level is Level.FAIL for f in findings if f.code in ("empty_file", "lfs_pointer")):
             return SourceFacts(self.name, (), tuple(findings))
-        types = _Types()
+        types = _Types(self.generation)
         stamps: dict[str, list[int]] = defaultdict(list)
         logs: list[int] = []
         notes: set[str] = set()
@@ -218,7 +227,7 @@ class Ros2Adapter:
         import numpy as np
 
         bag = _open(source, [])
-        types = _Types()
+        types = _Types(self.generation)
         for path in bag.storages:  # a topic may be declared anywhere, and the plan needs them all
             for _ in rosbag2.rows(path, bag.channels):
                 pass
@@ -306,7 +315,7 @@ def _number(path: Path) -> tuple[str, int]:
 
 
 def _open(source: Source, findings: list[Finding]) -> _Bag:
-    storages = sorted((p for p in source.files if p.suffix in (".mcap", ".db3")), key=_number)
+    storages = sorted((p for p in source.files if p.suffix in (*SUFFIXES, ".bag")), key=_number)
     metadata = None
     for path in source.files:
         if path.name == "metadata.yaml":
@@ -316,7 +325,7 @@ def _open(source: Source, findings: list[Finding]) -> _Bag:
                 findings.append(
                     Finding("bad_metadata", Level.WARN, f"{source.key}: {exc}; the rows are read without it")
                 )
-    if metadata is None and len(source.files) == len(storages):
+    if metadata is None and len(source.files) == len(storages) and source.path.suffix != ".bag":
         findings.append(Finding("no_metadata", Level.INFO, f"{source.key}: no metadata.yaml to compare the rows with"))
     for path in storages:
         bad = head_finding(path)
@@ -330,7 +339,7 @@ def _open(source: Source, findings: list[Finding]) -> _Bag:
 def _judge_channels(channels: dict[str, rosbag2.Channel], types: _Types, found: dict[str, int]) -> list[Finding]:
     """Topics that cannot be decoded or hold nothing."""
     out = []
-    foreign = {c.topic: c.encoding for c in channels.values() if c.encoding != "cdr"}
+    foreign = {c.topic: c.encoding for c in channels.values() if c.encoding not in READABLE}
     if foreign and len(foreign) == len(channels):
         kinds = ", ".join(sorted(set(foreign.values())))
         text = f"unknown message encoding '{kinds}' in all {len(foreign)} topics ({sum(found.values())} messages)"
@@ -340,7 +349,7 @@ def _judge_channels(channels: dict[str, rosbag2.Channel], types: _Types, found: 
             text = f"topic {topic}: message encoding '{encoding}' is not read"
             out.append(Finding("unknown_encoding", Level.WARN, text))
     for channel in channels.values():
-        if channel.encoding == "cdr" and not types.learn(channel):
+        if channel.encoding in READABLE and not types.learn(channel):
             why = types.bad.get(channel.topic, "as above")
             text = f"topic {channel.topic}: its type {channel.type} cannot be read ({why})"
             out.append(Finding("bad_schema", Level.WARN, text, {"topic": channel.topic}))
@@ -353,7 +362,7 @@ def _judge_channels(channels: dict[str, rosbag2.Channel], types: _Types, found: 
 def _plan(channels: dict[str, rosbag2.Channel], types: _Types, vendor: VendorSpec) -> Plan:
     cameras, states, others = [], [], []
     for channel in channels.values():
-        if channel.encoding != "cdr" or not types.learn(channel):
+        if channel.encoding not in READABLE or not types.learn(channel):
             others.append(channel.topic)
         elif channel.type in IMAGE_TYPES:
             cameras.append(channel.topic)
@@ -388,7 +397,7 @@ def _stamp(row: rosbag2.Row, vendor: VendorSpec, types: _Types, packed: bool) ->
         return row.publish_ns
     if vendor.time_base == "header" and types.learn(row.channel) and types.has_header(row.channel.type):
         where = f"topic {row.channel.topic}"
-        return header_stamp(rosbag2.unpack(row.data, where) if packed else row.data)
+        return header_stamp(rosbag2.unpack(row.data, where) if packed else row.data, row.channel.encoding)
     return row.log_ns
 
 

@@ -1,4 +1,4 @@
-"""The two storages of ROS 2 bags, row by row: MCAP and sqlite3.
+"""The storages of ROS bags, row by row: MCAP and sqlite3 of ROS 2, and the bag files of ROS 1.
 
 Stock bag readers join metadata and tables by name, type and QoS, and yield nothing at all where those
 differ; here the rows are read as they lie and the metadata are only compared with them.
@@ -31,7 +31,7 @@ class Channel:
     type: str
     """Message type, always in the form `package/msg/Name`."""
     encoding: str
-    """`cdr`, `protobuf`, `json`, ..."""
+    """`cdr`, `ros1`, `protobuf`, `json`, ..."""
     definition: str | None
     """The type's text where the file has one."""
     definition_kind: str
@@ -58,21 +58,55 @@ def rows(path: Path, channels: dict[str, Channel] | None = None, notes: set[str]
     """Every message of one storage file, as it lies there.
 
     Args:
-        path: An `.mcap` or `.db3` file.
+        path: An `.mcap`, `.db3` or `.bag` file.
         channels: Filled with every topic on the way, those without a message included.
         notes: Gets `no_checksums` where the file has none, so that damage in it could not be noticed.
 
     Raises:
         TruncatedError: It ends too early (after all messages that are whole).
         CorruptError: A checksum or a table is wrong.
-        UnsupportedError: Neither of the two.
+        UnsupportedError: None of these.
     """
     if path.suffix == ".mcap":
         yield from _mcap(path, {} if channels is None else channels, set() if notes is None else notes)
     elif path.suffix == ".db3":
         yield from _sqlite(path, {} if channels is None else channels)
+    elif path.suffix == ".bag":
+        yield from _rosbag1(path, {} if channels is None else channels)
     else:
-        raise UnsupportedError(f"{path.name}: storage '{path.suffix}' is neither .mcap nor .db3")
+        raise UnsupportedError(f"{path.name}: storage '{path.suffix}' is none of .mcap, .db3, .bag")
+
+
+def _rosbag1(path: Path, found: dict[str, Channel]) -> Iterator[Row]:
+    """In order of time, which need not be that of the file."""
+    from rosbags.rosbag1 import Reader, ReaderError
+
+    count = 0
+    try:
+        with Reader(path) as reader:
+            topics: dict[int, Channel] = {}
+            for connection in reader.connections:
+                text = connection.msgdef.data
+                topics[connection.id] = Channel(connection.topic, connection.msgtype, "ros1", text, "ros1msg")
+                found.setdefault(connection.topic, topics[connection.id])
+            expected = reader.message_count
+            for connection, stamp, data in reader.messages():
+                count += 1
+                yield Row(topics[connection.id], stamp, stamp, bytes(data))
+    except ReaderError as exc:
+        text = str(exc)
+        if "index" in text.lower() or "Header" in text:
+            raise TruncatedError(
+                f"{path.name}: its index is not there or damaged, as after a recorder that was cut off: "
+                "run `rosbag reindex` on it and send it again"
+            ) from exc
+        raise CorruptError(f"{path.name}: not a sound ROS 1 bag ({text})") from exc
+    except (struct.error, EOFError, ValueError, RuntimeError, OSError, AssertionError, KeyError) as exc:
+        if isinstance(exc, DataError):
+            raise
+        raise CorruptError(f"{path.name}: a record is damaged after {count} messages ({exc})") from exc
+    if count != expected:
+        raise DataError(f"{path.name}: {count} messages read, its index names {expected}")
 
 
 def _mcap(path: Path, found: dict[str, Channel], notes: set[str]) -> Iterator[Row]:
