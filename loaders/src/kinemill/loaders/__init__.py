@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kinemill.loaders.clips import Clips
     from kinemill.loaders.faults import TooManyMaskedError
     from kinemill.loaders.iterable import Batches
+    from kinemill.loaders.lerobot import LeRobotItems
     from kinemill.loaders.loader import Loader
     from kinemill.loaders.manifest import Manifest, ManifestRef, open_manifest, resolve
     from kinemill.loaders.sampler import BatchSampler
@@ -38,6 +39,7 @@ _WHERE = {
     "BatchSampler": "sampler",
     "Batches": "iterable",
     "Clips": "clips",
+    "LeRobotItems": "lerobot",
     "Loader": "loader",
     "LoaderSettings": "settings",
     "Manifest": "manifest",
@@ -60,6 +62,7 @@ __all__ = [
     "BatchSampler",
     "Batches",
     "Clips",
+    "LeRobotItems",
     "Loader",
     "LoaderSettings",
     "Manifest",

@@ -256,6 +256,8 @@ class Engine:
                 if job.step >= grid.steps:
                     raise CorruptError(f"{row.key}: step {job.step} of {grid.steps}; rebuild the manifest")
                 pending.plan = plan_sample(reader, grid, self.fields, job.step)
+            except (UsageError, UnknownKeyError):
+                raise
             except KinemillError as exc:
                 pending.error = exc
             out.append(pending)
@@ -374,6 +376,24 @@ class Engine:
         if source == target and (height, frames.shape[2]) == one.frame_size:
             return frames
         return resize_frames(frames, source, target, one.frame_size)
+
+    def verify_seconds(self, job: Job) -> float:
+        """How long checking the bytes of one sample takes: crc, sequence numbers, counts; without decoding."""
+        from kinemill.episode.opened import open_chunk
+
+        (pending,) = self._plan([job])
+        if pending.plan is None:
+            return 0.0
+        reader, took = pending.plan.reader, 0.0
+        for fetch in pending.plan.plan.fetches:
+            group = reader.layout.groups[fetch.group]
+            blob = memoryview(self.store.get_range(reader.key, fetch.start, fetch.length))
+            for k in range(fetch.first, fetch.last + 1):
+                at = int(group.offset[k]) - fetch.start
+                began = time.perf_counter()
+                open_chunk(blob[at : at + int(group.length[k])], where=reader.key)
+                took += time.perf_counter() - began
+        return took
 
     def close(self) -> None:
         """End the fetching threads."""

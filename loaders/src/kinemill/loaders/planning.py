@@ -229,6 +229,13 @@ def plan_sample(reader: EpisodeReader, grid: Grid, fields: tuple[Field, ...], st
             asks.append(_Ask(one, None))
             absent.append(one.topic)
             continue
+        if one.video and one.frame_size == one.source_size:
+            told = place[0].topics[place[1]]
+            if (told.height, told.width) != one.source_size:
+                raise UsageError(
+                    f"{reader.key}: '{one.key}' is {told.height}x{told.width} here and {one.source_size[0]}x"
+                    f"{one.source_size[1]} in the first episode; give resize=, or where= to keep one robot"
+                )
         moments = one.window.offsets_ns
         if moments is not None:
             wanted = tuple(anchor + offset for offset in moments)
@@ -304,7 +311,7 @@ def fill(sample: SamplePlan, answers: dict[str, Any], slots: Slots, resized: Any
         if data.shape != slots.data[one.key].shape:
             raise UsageError(
                 f"{sample.reader.key}: '{one.key}' is {data.shape} here and {slots.data[one.key].shape} in the first "
-                "episode; give resize= for cameras of several sizes, or where= to keep one robot"
+                "episode; keep one robot by where="
             )
         slots.data[one.key][...] = data
         slots.pad[one.key][...] = pad

@@ -38,5 +38,8 @@ def resize_frames(
     out = np.empty((len(frames), *shape), np.uint8)
     for i, picture in enumerate(frames):
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format=source)
-        out[i] = convert.reformat(frame, width=width, height=height, format=target, interpolation="AREA").to_ndarray()
+        small = convert.reformat(
+            frame, width=width, height=height, format=target, interpolation="AREA", threads=1
+        )  # one thread: workers share the cores already
+        out[i] = small.to_ndarray()
     return out
