@@ -26,6 +26,8 @@ BACKENDS = [
     pytest.param(("bookworm", False), id="22.05-text"),
     pytest.param(("trixie", True), id="24.11-json"),
     pytest.param(("trixie", False), id="24.11-text"),
+    pytest.param(("sid", True), id="26.05-json", marks=pytest.mark.full("agents")),
+    pytest.param(("sid", False), id="26.05-text", marks=pytest.mark.full("agents")),
 ]
 
 

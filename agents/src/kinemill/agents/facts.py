@@ -22,8 +22,8 @@ class Reading:
 
     @property
     def not_supported(self) -> bool:
-        """True where the GPU has no such thing, which is no fault."""
-        return self.error in ("NotSupported", "NoSuchDevice")
+        """True where the GPU has no such thing, or this driver cannot say (an older library lacks the function)."""
+        return self.error in ("NotSupported", "FunctionNotFound")
 
     @classmethod
     def of(cls, raw: Any) -> Reading:

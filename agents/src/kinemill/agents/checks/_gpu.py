@@ -45,7 +45,8 @@ def for_each_gpu(
 ) -> Iterable[Finding]:
     """Findings for the GPUs of the job (all, where the job has no list), from one reading each.
 
-    NotSupported is no finding. Any other NVML error is UNKNOWN, but a lost GPU is left to `gpu.count`.
+    What the GPU or its driver does not have is no finding. Any other NVML error is UNKNOWN; that a GPU is lost is for
+    `gpu.count` to say.
     """
     missing = nvml_missing(facts)
     if missing is not None:
@@ -57,8 +58,9 @@ def for_each_gpu(
         if wanted is not None and gpu.index not in wanted:
             continue
         seen.add(gpu.index)
-        value = gpu.get("handle") if gpu.get("handle").error else gpu.get(reading)
-        if value.not_supported:
+        handle = gpu.get("handle")
+        value = handle if handle.error else gpu.get(reading)
+        if value.not_supported and handle.error is None:
             continue
         if value.error is not None:
             yield unknown(f"nvml_{value.error.lower()[:24]}", f"gpu{gpu.index} {reading}: {value.error}")
