@@ -208,7 +208,8 @@ class Ros2Adapter:
             topic_facts(name, channel.type, np.array(stamps.get(name, []), dtype=np.int64))
             for name, channel in sorted(bag.channels.items())
         )
-        findings += compare(bag.metadata, {t.topic: t.messages for t in topics}, logs)
+        cut_off = any(f.code in ("truncated", "corrupt") for f in findings)
+        findings += compare(bag.metadata, {t.topic: t.messages for t in topics}, logs, cut_off=cut_off)
         findings += _judge_channels(bag.channels, types, {t.topic: t.messages for t in topics})
         if not logs and not any(f.level is Level.FAIL for f in findings):
             text = f"{source.key}: the bag has {len(topics)} topics and no message"

@@ -84,10 +84,26 @@ def files_findings(source: Source, metadata: BagMetadata, storages: list[Path]) 
     return out
 
 
-def compare(metadata: BagMetadata | None, found: dict[str, int], logs: list[int]) -> list[Finding]:
-    """What metadata.yaml says against what the rows say."""
+def compare(
+    metadata: BagMetadata | None, found: dict[str, int], logs: list[int], *, cut_off: bool = False
+) -> list[Finding]:
+    """What metadata.yaml says against what the rows say.
+
+    Args:
+        metadata: None where there is none.
+        found: Messages by topic.
+        logs: Log times of all messages.
+        cut_off: A file is known to be damaged: what is missing is told in one sentence.
+    """
     if metadata is None:
         return []
+    if cut_off:
+        promised = metadata.messages or sum(metadata.topics.values())
+        if len(logs) >= promised:
+            return []
+        text = f"{promised - len(logs)} of {promised} messages are missing"
+        evidence = {"missing": str(promised - len(logs)), "promised": str(promised)}
+        return [Finding("messages_missing", Level.FAIL, text, evidence)]
     out = []
     for topic, promised in metadata.topics.items():
         have = found.get(topic, 0)

@@ -117,6 +117,7 @@ def _write(
             meters[picture.topic].add(picture.t_ns, picture.image, picture.packet)
             if written % PROGRESS_EVERY == 0:
                 progress(written)
+        progress(sum(m.count for m in meters.values()))
         _write_states(writer, states)
     receipt = writer.receipt
     assert receipt is not None  # noqa: S101 - close() returned

@@ -178,7 +178,8 @@ class _Outcome:
             for name, value in result.counts.items():
                 key = f"{result.step}.{name}"
                 self.counts[key] = self.counts.get(key, 0) + value
-            self.warnings += result.messages if result.status is StepStatus.WARN else ()
+            if result.status is StepStatus.WARN and result.counts.get("left") != 0:  # else quarantine says it
+                self.warnings += result.messages
 
 
 @dataclass(slots=True)
