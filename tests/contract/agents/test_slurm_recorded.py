@@ -14,7 +14,7 @@ from kinemill.slurm.fake import FakeSlurm
 from support.slurm_contract import SlurmContract
 from support.slurm_live import RECORDINGS, replay
 
-FORMS = ["22.05-text", "24.11-json", "24.11-text"]
+FORMS = ["22.05-text", "24.11-json", "24.11-text", "26.05-json", "26.05-text"]
 
 
 class TestFake(SlurmContract):
