@@ -27,7 +27,7 @@ from kinemill.pipelines.adapters.base import (
     topic_facts,
 )
 from kinemill.pipelines.adapters.images import decode_file, even
-from kinemill.pipelines.adapters.lerobot_set import EpisodeVideo, LeRobotSet, SetEpisode, load_set, read_parquet
+from kinemill.pipelines.adapters.lerobot_set import EpisodeVideo, LeRobotSet, SetEpisode, load_set
 from kinemill.pipelines.adapters.mapping import Plan, map_state, plan_topics
 from kinemill.pipelines.adapters.vendor import VendorSpec
 from kinemill.pipelines.adapters.video import VideoIndex, packets, pictures
@@ -89,7 +89,7 @@ class LeRobotAdapter:
         key = f"#{episode.index}"
         findings: list[Finding] = []
         try:
-            table = _rows(episode)
+            table = _rows(data, episode)
         except DataError as exc:
             return EpisodeFacts(key, episode.index, (), (Finding("corrupt", Level.FAIL, f"{where}: {exc}"),))
         rows = table.num_rows
@@ -147,7 +147,7 @@ class LeRobotAdapter:
         if episode is None or episode.data is None:
             raise DataError(f"{source.key}: no data of episode {index}")
         where = f"{source.key}#{index}"
-        table = _rows(episode)
+        table = _rows(data, episode)
         t_ns = _times(table, vendor, data.info)
         if len(t_ns) != table.num_rows:
             raise DataError(f"{where}: no time stamps, and no fps in the vendor YAML")
@@ -198,13 +198,13 @@ class LeRobotAdapter:
 # ---- one episode
 
 
-def _rows(episode: SetEpisode) -> Any:
+def _rows(data: LeRobotSet, episode: SetEpisode) -> Any:
     """The rows of one episode, in the order of the file."""
     import numpy as np
     import pyarrow as pa
 
     assert episode.data is not None  # noqa: S101 - callers have looked
-    table = read_parquet(episode.data)
+    table = data.table(episode.data)
     if "episode_index" in table.column_names:
         # Written as float64 by some tools: compare as numbers.
         table = table.filter(pa.array(np.asarray(table["episode_index"].to_numpy()) == episode.index))

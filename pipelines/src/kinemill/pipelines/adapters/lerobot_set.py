@@ -52,6 +52,18 @@ class LeRobotSet:
     findings: list[Finding]
     indexes: dict[Path, VideoIndex | DataError] = field(default_factory=dict)
     """Videos are indexed once, however many episodes share them."""
+    rows: tuple[Path, Any] | None = None
+    """The data file that was read last: the next episode is nearly always in it too."""
+
+    def table(self, path: Path) -> Any:
+        """All rows of a data file.
+
+        Raises:
+            CorruptError: It cannot be read.
+        """
+        if self.rows is None or self.rows[0] != path:
+            self.rows = (path, read_parquet(path))
+        return self.rows[1]
 
     def index(self, path: Path) -> VideoIndex:
         """The video's index.
@@ -102,7 +114,24 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> Any:
         raise CorruptError(f"{path.name}: the Parquet file cannot be read ({str(exc).splitlines()[0]})") from exc
 
 
+_last: list[tuple[tuple[object, ...], LeRobotSet]] = []
+"""The set that was opened last: a parser is asked for one episode of it after the other."""
+
+
 def load_set(source: Source) -> LeRobotSet:
+    """The set at `source`; the same object again while none of its files changed.
+
+    Raises:
+        CorruptError: Its metadata cannot be read.
+    """
+    stats = [(p, p.stat()) for p in source.files]
+    mark = (source.path, tuple((str(p), s.st_size, s.st_mtime_ns) for p, s in stats))
+    if not _last or _last[0][0] != mark:
+        _last[:] = [(mark, _load(source))]
+    return _last[0][1]
+
+
+def _load(source: Source) -> LeRobotSet:
     root = source.path
     info = _json(root / "meta" / "info.json")
     if not isinstance(info, dict) or not isinstance(info.get("features"), dict):
