@@ -147,7 +147,7 @@ def main() -> None:
         vla(bench, ours, peers, ours_at, data)
         clips(bench, ours, peers, seconds)
         if "lerobot" in peers:
-            two_workers(bench, ours, peers["lerobot"])
+            two_workers(bench, ours_at, data)
         cold_open(bench, ours, ours_at, temp, data if "lerobot" in peers else None)
         memory(bench, ours_at)
         over_the_wire(bench, ours_at)
@@ -239,21 +239,27 @@ def clips(bench: Bench, ours: Peer, peers: dict[str, Peer], seconds: int) -> Non
             bench.record(f"clips_vs_{name}", rounds.ratio(name, "ours"))
 
 
-def two_workers(bench: Bench, ours: Peer, peer: Peer) -> None:
-    """A DataLoader with two workers on both sides."""
+def two_workers(bench: Bench, ours_at: Path, data: Path) -> None:
+    """Two workers on both sides, in fresh processes: LeRobot must not have decoded in the parent before."""
     work = {"n": 96, "seed": 2, "batch": BATCH}
+    ours = Peer(Path(sys.executable), "own_peer.py", str(ours_at))
+    theirs = Peer(PEERS / "lerobot/bin/python", "lerobot_peer.py", str(data / "lerobot-av1"))
 
-    def both(**more: Any) -> Rounds:
+    def both(repeats: int, **more: Any) -> Rounds:
         return bench.interleave(
             {
                 "ours": lambda: ours.ask("workers", **work, **more),
-                "lerobot": lambda: peer.ask("workers", **work, **more),
+                "lerobot": lambda: theirs.ask("workers", **work, **more),
             },
-            repeats=1 if more else 3,
+            repeats=repeats,
         )
 
-    bench.record("workers_vs_lerobot", both().ratio("lerobot", "ours"))
-    bench.record("workers_pss_vs_lerobot", both(pss=True).ratio("ours", "lerobot", of="pss_bytes"))
+    try:
+        bench.record("workers_vs_lerobot", both(3).ratio("lerobot", "ours"))
+        bench.record("workers_pss_vs_lerobot", both(1, pss=True).ratio("ours", "lerobot", of="pss_bytes"))
+    finally:
+        ours.close()
+        theirs.close()
 
 
 def cold_open(bench: Bench, ours: Peer, ours_at: Path, temp: Path, data: Path | None) -> None:
