@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -269,6 +270,7 @@ def changed(slurm_cluster: Get) -> Iterator[Callable[[Cluster, str, str], None]]
     yield change
     for cluster, text in before:
         _configure(cluster, text)
+        cluster.box.exec("ctl", ["systemctl", "restart", "slurmctld"])
 
 
 def _configure(cluster: Cluster, text: str) -> None:
@@ -309,6 +311,31 @@ def test_with_return_to_service_1_a_node_that_rebooted_by_itself_stays_down(
     assert cluster.node("n1")["Reason"].startswith("Node unexpectedly rebooted")
 
 
+@pytest.mark.full("cluster")
+@pytest.mark.parametrize("suite", BOTH)
+def test_a_requeued_job_waits_as_long_as_its_credential_lives(
+    slurm_cluster: Get, suite: str, changed: Callable[[Cluster, str, str], None]
+) -> None:
+    # given Slurm's own cred_expire, 120 s, instead of the test bed's 5 s
+    cluster = slurm_cluster(suite)
+    changed(cluster, "AuthInfo=cred_expire=5", "AuthInfo=cred_expire=120")
+    cluster.box.exec("ctl", ["systemctl", "restart", "slurmctld"])
+    cluster.wait_idle()
+    cluster.hook("n1", "prolog", "fail", "exit 3")
+    # when a prolog fails
+    job = cluster.submit("true", "--gres=gpu:1")
+    found = wait_for("requeue", lambda: _waiting(cluster, job))
+    # then the job may start again only when the old credential is dead
+    begin, submitted = (datetime.fromisoformat(found[key]) for key in ("EligibleTime", "SubmitTime"))
+    assert 100 <= (begin - submitted).total_seconds() <= 180
+    cluster.slurm("scancel", str(job))
+
+
+def _waiting(cluster: Cluster, job: int) -> dict[str, str] | None:
+    found = cluster.job(job)
+    return found if found["JobState"] == "PENDING" and found["Reason"] == "BeginTime" else None
+
+
 @pytest.mark.parametrize("suite", BOTH)
 def test_json_is_there_from_24_11_on(slurm_cluster: Get, suite: str) -> None:
     cluster = slurm_cluster(suite)
@@ -330,6 +357,12 @@ def test_a_reservation_of_22_05_takes_no_comment(slurm_cluster: Get) -> None:
     cluster = slurm_cluster("bookworm")
     with pytest.raises(ExternalError):
         reservation(cluster, "commented", "starttime=now+1hour", "duration=60", "nodes=n2", "comment=lease")
+
+
+def test_22_05_has_no_timed_resume(slurm_cluster: Get) -> None:
+    cluster = slurm_cluster("bookworm")
+    with pytest.raises(ExternalError):
+        cluster.slurm("scontrol", "update", "nodename=n1", "state=drain", "reason=x", "resumeafter=60")
 
 
 def test_accounting_of_22_05_has_no_restarts(slurm_cluster: Get) -> None:

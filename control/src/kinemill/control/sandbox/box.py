@@ -61,16 +61,17 @@ class NodeStatus:
 def sweep() -> list[int]:
     """Remove what killed commands, dead owners and reboots left; returns the ids."""
     swept: list[int] = []
-    for places in names().values():
-        owner = anchor.read_record(places).get("owner")
-        if owner is not None and not ProcessId(**owner).alive():
-            anchor.destroy(places)
-            swept.append(places.id)
-    for places in anchor.leftovers():
-        # Whoever holds the lock for a moment more is just starting; `allocate` decides, not us.
-        with contextlib.suppress(ConflictError), anchor.locked(places.lock, deadline_s=0):
-            anchor.destroy(places)
-            swept.append(places.id)
+    with anchor.locked(state_root() / "locks" / "sweep"):
+        for places in names().values():
+            owner = anchor.read_record(places).get("owner")
+            if owner is not None and not ProcessId(**owner).alive():
+                anchor.destroy(places)
+                swept.append(places.id)
+        for places in anchor.leftovers():
+            # Whoever holds the lock for a moment more is just starting; `allocate` decides, not us.
+            with contextlib.suppress(ConflictError), anchor.locked(places.lock, deadline_s=0):
+                anchor.destroy(places)
+                swept.append(places.id)
     return swept
 
 

@@ -26,7 +26,12 @@ _TOOLS: Mapping[str, str] = {
     "ssh-keygen": "openssh-client",
     "gcc": "gcc",
 }
-_IMAGE_TOOLS: Mapping[str, str] = {"mmdebstrap": "mmdebstrap", "apt-config": "apt", "dpkg": "dpkg"}
+_IMAGE_TOOLS: Mapping[str, str] = {
+    "mmdebstrap": "mmdebstrap",
+    "setpriv": "util-linux",
+    "apt-config": "apt",
+    "dpkg": "dpkg",
+}
 
 
 DEFAULT_STATE = Path("/run/kinemill/sandbox")

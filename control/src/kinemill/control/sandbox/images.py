@@ -208,8 +208,9 @@ def _build(recipe: Recipe, folder: Path) -> int:
     options = [f"--aptopt={line}" for line in apt_settings()]
     options += ['--aptopt=APT::Install-Recommends "false"', "--dpkgopt=force-unsafe-io"]
     options += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale", "info")]
-    # Its own mount namespace: whatever kills the build, no mount is left on the machine.
-    command = ["unshare", "--mount", "--propagation=private", "mmdebstrap", "--mode=root", "--variant=minbase"]
+    # Its own namespaces, dying with this process: whatever kills the build, no mount and no process is left.
+    command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation=private"]
+    command += ["--pid", "--fork", "--kill-child", "--mount-proc", "mmdebstrap", "--mode=root", "--variant=minbase"]
     command += [*options, f"--include={','.join(recipe.packages)}", f'--customize-hook={script} "$1"']
     command += [recipe.suite, str(making / "root"), f"deb {host_mirror()} {recipe.suite} main"]
     try:
