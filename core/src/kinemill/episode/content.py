@@ -106,6 +106,8 @@ class Messages:
 
         With `one_gop`, chunks hold one GOP, so that it is the topic's first frame in the chunk.
         """
+        if one_gop and self.chunk[0] == self.chunk[-1]:
+            return [0 if self.is_idr(0) else None] * len(indices)
         if one_gop:
             firsts = np.searchsorted(self.chunk, self.chunk[np.asarray(indices, np.int64)]).tolist()
             return [first if self.is_idr(first) else None for first in firsts]

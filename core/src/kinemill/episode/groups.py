@@ -366,7 +366,8 @@ class SpanGroup:
         self.counts: Counter[str] = Counter()
         self.late = 0
         self._profile = profile
-        self._compress = Compressor(profile.zstd_level)
+        rows = all(s.names and s.schema is None for s in specs)
+        self._compress = Compressor(profile.state_zstd_level if rows else profile.zstd_level)
         self._columns = [
             _Column(joint_template(s.names, s.fields, s.frame_id) if s.names and s.schema is None else None)
             for s in specs

