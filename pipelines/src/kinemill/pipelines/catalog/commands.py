@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -89,10 +90,11 @@ def check(
     from kinemill.pipelines.catalog.health import Health, check_catalog, export_metrics
 
     settings = settings_of(catalog_url=catalog_url, store_url=store_url, warehouse_url=warehouse_url)
-    with open_catalog(settings) as opened:
+    with ExitStack() as held:
+        opened = held.enter_context(open_catalog(settings))
         ready = opened.status().up_to_date
         store = open_corpus(settings) if settings.store_url else None
-        target = open_iceberg(settings, opened) if settings.warehouse_url and ready else None
+        target = held.enter_context(open_iceberg(settings, opened)) if settings.warehouse_url and ready else None
         found = check_catalog(opened, store=store, target=target, sample=sample)
         if metrics is not None and target is not None:
             from kinemill.pipelines.warehouse.export import export_lag

@@ -109,6 +109,9 @@ def register(
         # Another delivery registered some of them between our look and our insert; it has committed by now.
         owners = _owners(connection, items)
     outcomes = {item.rendition.key: _outcome(item, owners, created) for item in items}
+    for item in items:
+        if outcomes[item.rendition.key].outcome is Outcome.NEW and first[item.id] is not item:
+            outcomes[item.rendition.key] = Registered(str(item.id), item.rendition.key, Outcome.ADDED)
     write = [i for i in items if outcomes[i.rendition.key].outcome not in (Outcome.SAME, Outcome.DUPLICATE)]
     if write:
         _insert_renditions(connection, write, verified=verified)
