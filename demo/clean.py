@@ -13,7 +13,7 @@ from kinemill.process import OwnedFolder
 __all__ = ["clean"]
 
 SERVERS = ("postgres", "s3")
-MADE = ("state", "drops", "drops.new", "report.html", "facts.json", "episodes", "screenshot.png")
+MADE = ("state", "drops", "drops.new", "report.html", ".report.html.new", "facts.json", ".facts.json.new", "episodes")
 
 
 def clean(folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import IO, Any
 
 from kinemill.errors import ExternalError
 
-__all__ = ["Command", "Drops", "kinemill", "make_drops", "write_job", "write_spec"]
+__all__ = ["Command", "Drops", "keep_open", "kinemill", "make_drops", "write_job", "write_spec"]
 
 VENDORS = ("gantry_ros2", "twinarm_aloha", "deskarm_lerobot")
 GRACE_S = 60.0
@@ -35,9 +36,31 @@ class Command:
     stdout: str
 
     def json(self) -> dict[str, Any]:
-        """Its last line as JSON."""
+        """Its last line as JSON.
+
+        Raises:
+            ExternalError: It said nothing.
+        """
+        if not self.stdout.strip():
+            raise ExternalError(f"a kinemill command ended with exit code {self.code}; what it said stands above")
         answer: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
         return answer
+
+
+_libc = ctypes.CDLL(None)
+_kept: tuple[int, ...] = ()
+PR_SET_PDEATHSIG = 1
+
+
+def keep_open(*descriptors: int) -> None:
+    """Descriptors that commands inherit: the demo's lock, which then stands until the last of them has ended."""
+    global _kept  # noqa: PLW0603 - one demo a process
+    _kept = descriptors
+
+
+def _interrupted_with_us() -> None:
+    """Ctrl-C for the command when we are killed (prctl(2)): it cleans up, and the next run finds nobody at work."""
+    _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0)
 
 
 def kinemill(
@@ -65,7 +88,14 @@ def kinemill(
     argv = [str(Path(sys.executable).with_name("kinemill")), *words]
     lines: list[str] = []
     with subprocess.Popen(
-        argv, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True
+        argv,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        pass_fds=_kept,
+        preexec_fn=_interrupted_with_us,  # noqa: PLW1509 - two system calls, and no other thread runs by then
     ) as child:
         try:
             assert child.stdout is not None  # noqa: S101 - asked for above

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,23 +93,44 @@ def _available_memory() -> int | None:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One demo at a time in a folder. The lock is the kernel's, so a killed run leaves none behind.
+def alone(folder: Path, *, wait_s: float = 60.0) -> Iterator[int]:
+    """One demo at a time in a folder.
+
+    The lock is the kernel's, so a killed run leaves none behind. Commands inherit it: where a run was killed and one of
+    its commands is still ending, the next run waits for that.
+
+    Args:
+        folder: The demo's.
+        wait_s: For the commands of a killed run.
+
+    Yields:
+        The lock's descriptor, to be passed on to commands.
 
     Raises:
-        ConflictError: A demo lives; the message names it.
+        ConflictError: A demo lives, or what a killed one left does not end; the message names it.
     """
     fd = os.open(folder / "state" / "demo.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise ConflictError(
-                f"{folder}: the demo is running already, as process {holder}; wait for it, or stop it: kill {holder}"
-            ) from exc
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as exc:
+                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                if Path(f"/proc/{holder}").exists():
+                    raise ConflictError(
+                        f"{folder}: the demo is running already, as process {holder}; "
+                        f"wait for it, or stop it: kill {holder}"
+                    ) from exc
+                if time.monotonic() > deadline:
+                    raise ConflictError(
+                        f"{folder}: a command of an earlier run does not end; see who holds it: "
+                        f"fuser -v {folder / 'state' / 'demo.lock'}"
+                    ) from exc
+                time.sleep(0.2)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        yield
+        yield fd
     finally:
         os.close(fd)

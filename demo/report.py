@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,29 @@ class Facts:
         found = self.evaluation()
         return bool(found) and found["against_mean"] <= 0.8 and found["blank_against_seeing"] >= 1.2
 
+    def summary(self) -> dict[str, Any]:
+        """What a program may want to know of the run; `facts.json`."""
+        package = self.manifest.get("package", {})
+        return {
+            "seconds": {name: round(seconds, 2) for name, seconds in self.stages},
+            "second_run": self.second_run,
+            "ingested": [
+                {
+                    "vendor": drop["vendor"],
+                    "episodes": found["episodes"],
+                    "published_now": found["report"]["published"],
+                    "put_aside": [[r["source"], r["code"], r["message"]] for r in found["report"]["quarantined"]],
+                }
+                for drop, found in zip(self.drops, self.ingests, strict=True)
+            ],
+            "manifest": {k: package.get(k) for k in ("id", "rows", "splits", "sha256")},
+            "attempts": self.attempts,
+            "evaluation": self.evaluation(),
+            "reads": None if self.reads is None else asdict(self.reads),
+            "against_jpeg": {c.topic: {"ratio": c.ratio, "psnr_db": c.psnr_db} for c in self.comparisons},
+            "learned": self.learned(),
+        }
+
     def curves(self) -> list[tuple[int, list[tuple[int, float]]]]:
         """(attempt, (step, loss)) of the attempts that made steps."""
         found: dict[int, list[tuple[int, float]]] = {}
@@ -120,7 +143,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Seque
         return "".join(f"<{tag}{' class=n' if i in numbers else ''}>{c}</{tag}>" for i, c in enumerate(cells))
 
     body = "".join(f"<tr>{row(r, 'td')}</tr>" for r in rows)
-    return f"<table><thead><tr>{row(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll"><table><thead><tr>{row(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _head(facts: Facts) -> str:
@@ -259,7 +282,9 @@ def _ingest(facts: Facts) -> str:
             aside.append([f"<code>{_e(record['source'])}</code>", _e(record["code"]), _e(record["message"])])
     return (
         "<h2>Ingestion</h2>"
-        + _table(["vendor", "episodes", "in the store", "ingested before", "put aside"], rows, numbers=(1, 2, 3, 4))
+        + _table(
+            ["vendor", "episodes", "in the store", "recordings done before", "put aside"], rows, numbers=(1, 2, 3, 4)
+        )
         + "<h3>Put aside, with the reason</h3>"
         + _table(["source", "code", "reason"], aside)
     )

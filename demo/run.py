@@ -57,7 +57,8 @@ def main(argv: list[str] | None = None) -> int:
         preflight.make_folder(folder)
         for warning in preflight.check_machine(folder):
             screen.say(f"note: {warning}")
-        with preflight.alone(folder):
+        with preflight.alone(folder) as lock:
+            pipeline.keep_open(lock)
             facts = _run(folder, args, screen)
     except KinemillError as exc:
         print(f"demo: {exc}", file=sys.stderr)
@@ -94,11 +95,16 @@ def _run(folder: Path, args: argparse.Namespace, screen: Screen) -> Facts:
             _look(folder, facts, env)
     facts.stages = [(s.name, s.seconds) for s in screen.stages]
     facts.second_run = all(i["report"]["done_before"] == i["report"]["recordings"] for i in facts.ingests)
-    report = folder / "report.html"
-    fresh = report.with_suffix(".new")
-    fresh.write_text(page(facts), encoding="utf-8")
-    fresh.replace(report)
+    _write(folder / "facts.json", json.dumps(facts.summary(), indent=1) + "\n")
+    _write(folder / "report.html", page(facts))
     return facts
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
 
 
 # ---- stages

@@ -107,7 +107,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True)
 class FaultConfig:
-    """A fault to inject, for tests and the demo: the first attempt of the run loses one rank to SIGKILL."""
+    """A fault to inject, for tests and the demo: the run loses one rank to SIGKILL, once."""
 
     rank: int = -1
     """-1 is none."""

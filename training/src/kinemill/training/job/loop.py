@@ -170,8 +170,9 @@ class _Rank:
                 step = self._train(first, session)
                 if step < config.train.steps:
                     return self._stopped(step, session)
-                saver.save_now(step, session.state())
-                put({"event": "published", "step": step})
+                if saver.published_step != step:  # else the run was finished before, and is only judged again
+                    saver.save_now(step, session.state())
+                    put({"event": "published", "step": step})
                 self._judge(step, session)
         self._finish(AttemptOutcome.FINISHED, step)
         saver.close()
@@ -228,8 +229,12 @@ class _Rank:
         session.put({"event": "finished", "step": step, "digest": _digest(session.policy), **totals})
 
     def _inject_fault(self, step: int) -> None:
+        """The configured fault, once in the life of the run, whichever attempt gets there first."""
         fault = self.config.fault
-        if self.rank == fault.rank and step == fault.step and self.attempt == 1:
+        if self.rank != fault.rank or step != fault.step:
+            return
+        with contextlib.suppress(FileExistsError):
+            (self.run_folder.root / "attempts" / "fault-injected").touch(exist_ok=False)
             log.warning("injected fault: SIGKILL for rank %d at step %d", self.rank, step)
             os.kill(os.getpid(), signal.SIGKILL)
 
