@@ -94,7 +94,7 @@ def healthy(sku: str = "h200-8", state: str = "idle") -> dict[str, Any]:
         "mount./shared": {"ok": True, "blocks": 10},
         "host.cpus_online": 192,
         "host.memory_mb": 1_980_000,
-        "host.clock": {"synchronized": True},
+        "clock.state": {"synchronized": True},
         "ib.ports": [
             {
                 "port": f"mlx5_{i}/1",

@@ -89,6 +89,16 @@ def test_a_hanging_probe_costs_its_deadline_only_and_keeps_what_it_said(probes: 
     assert no_children()
 
 
+def test_a_probe_that_may_take_longer_does(probes: Callable[..., None]) -> None:
+    def slow(ctx: Context, emit: Emit) -> None:
+        time.sleep(0.4)
+        emit("slow", 1)
+
+    probes(slow=slow, hang=hang)
+    facts = run_probes(context(), ["slow", "hang"], timeout_s=0.1, longer={"slow": 30.0})
+    assert facts.ended == {"slow": "ok", "hang": "timeout"}
+
+
 def test_a_crash_is_one_probes_own(probes: Callable[..., None]) -> None:
     def boom(ctx: Context, emit: Emit) -> None:
         emit("before", 1)
@@ -151,7 +161,7 @@ def test_a_child_that_cannot_be_killed_is_left_and_counted(
     probes(hang=hang, good=lambda ctx, emit: emit("good", 1))
     modules = {"a": Module("a", ("hang",), "never"), "b": Module("b", ("good",), "good")}
     monkeypatch.setattr(runner, "PROBE_S", 0.2)
-    monkeypatch.setattr(runner, "run_probes", lambda ctx, names: run_probes(ctx, names, timeout_s=0.2))
+    monkeypatch.setattr(runner, "run_probes", lambda ctx, names, longer: run_probes(ctx, names, timeout_s=0.2))
     report = run_checks(context(), modules=modules)
     assert report.unreaped == ("hang",)
     assert [r.status for r in report.results] == [CheckStatus.UNKNOWN, CheckStatus.OK]

@@ -41,7 +41,7 @@ def prolog(tmp_path: Path, libraries: Path) -> Callable[..., subprocess.Complete
     """Run a hook on a node with GPU state lines; agents.toml may be added to."""
 
     def run(
-        *state: str, library: str = "whole", hook: str = "prolog", toml: str = "", job: int = 77, gpus: str = ""
+        *state: str, library: str = "whole", hook: str = "prolog", toml: str = "", job: int = 77, gpus: str = "0,1,2,3"
     ) -> subprocess.CompletedProcess[str]:
         (tmp_path / "nvml.state").write_text(
             "\n".join([f"count {GPUS}", *(f"gpu{i}.uuid GPU-{i}" for i in range(GPUS)), *state]) + "\n"

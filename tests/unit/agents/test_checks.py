@@ -126,7 +126,7 @@ FAULTS: list[tuple[str, dict[str, Any], CheckStatus, CheckClass, str]] = [
     ("mounts", node(**{"mount./shared": {"error": "Stale file handle"}}), FAIL, T, "mount_error"),
     ("host.cpus", node(host__cpus_online=191), FAIL, H, "cpus_missing"),
     ("host.memory", node(host__memory_mb=1_900_000), FAIL, H, "memory_missing"),
-    ("host.clock", node(host__clock={"synchronized": False}), WARN, CONF, "clock_unsynced"),
+    ("host.clock", node(clock__state={"synchronized": False}), WARN, CONF, "clock_unsynced"),
     ("net.infiniband", node(ib__ports=healthy()["ib.ports"][:7]), FAIL, T, "ib_down"),
     (
         "net.infiniband",
@@ -197,6 +197,22 @@ def test_processes_left_on_a_gpu_fail_a_prolog_and_only_warn_a_person() -> None:
     assert judge("gpu.leftover", values, context(CheckContext.CLI)).status is WARN
     values = gpu3(memory=v({"total": 80 << 30, "used": 20 << 30}))
     assert judge("gpu.leftover", values, context(CheckContext.PROLOG)).code == "gpu_memory"
+
+
+def test_gpus_are_matched_by_device_file_not_by_the_librarys_order() -> None:
+    values = healthy()
+    for i in range(8):
+        values[f"gpu.{i}"]["minor"] = v(7 - i)
+    values["gpu.0"]["ecc_volatile_uncorrected"] = v(1)  # /dev/nvidia7
+    assert judge("gpu.ecc", values, context(CheckContext.PROLOG, job=Job(1, gpus=(7,)))).status is FAIL
+    assert judge("gpu.ecc", values, context(CheckContext.PROLOG, job=Job(1, gpus=(0,)))).status is OK
+
+
+def test_a_job_without_gpus_is_not_refused_for_its_neighbours_processes() -> None:
+    values = gpu3(processes=v([4242]))
+    cpu_job = context(CheckContext.PROLOG, job=Job(1, gpus=None))
+    assert judge("gpu.leftover", {**values, "job.lists": True}, cpu_job).status is SKIP
+    assert judge("gpu.leftover", values, cpu_job).status is WARN, "whose they are is not known"
 
 
 def test_old_row_remaps_and_lifetime_errors_pass() -> None:

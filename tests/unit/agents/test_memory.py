@@ -82,6 +82,16 @@ def test_an_old_xid_is_not_counted_again_for_later_jobs(tmp_path: Path) -> None:
     assert memory(tmp_path).xid_jobs() == {"0000:3b:00": 1}
 
 
+def test_a_node_where_slurm_names_gpus_is_known_after_the_first_job(tmp_path: Path) -> None:
+    memory(tmp_path).job_begins(1, 1.0, has_list=False)
+    assert not memory(tmp_path).lists_seen()
+    memory(tmp_path).job_begins(2, 2.0, has_list=True)
+    memory(tmp_path).job_begins(3, 3.0, has_list=False)
+    memory(tmp_path).job_ends(3, [])
+    assert memory(tmp_path).lists_seen()
+    assert not memory(tmp_path, "boot-2").lists_seen()
+
+
 def test_without_a_prologs_mark_an_event_still_counts_once(tmp_path: Path) -> None:
     assert memory(tmp_path).job_ends(1, [xid(15.0), xid(16.0)]) == [xid(15.0), xid(16.0)]
     assert memory(tmp_path).job_ends(2, [xid(15.0), xid(16.0)]) == []

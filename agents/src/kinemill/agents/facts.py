@@ -42,6 +42,12 @@ class Gpu:
     index: int
     readings: dict[str, Reading]
 
+    @property
+    def slot(self) -> int:
+        """The N of /dev/nvidiaN, which SLURM_JOB_GPUS counts by; NVML's own order may be another."""
+        minor = self.get("minor").value
+        return minor if isinstance(minor, int) else self.index
+
     def get(self, name: str) -> Reading:
         """The reading, or an error `NotRead`."""
         return self.readings.get(name, Reading(None, "NotRead"))

@@ -69,6 +69,7 @@ def run_node(
         "ack.kernel_s": memory.acknowledged_s(),
         "xid.jobs": memory.xid_jobs(),
         "kernel.kept": memory.kernel_events(),
+        "job.lists": memory.lists_seen(),
     }
     before = memory.open_fault() if context in _FULL else None
     report = run_checks(
@@ -135,7 +136,8 @@ def _remember(
         memory.keep_facts(report.facts)
         memory.keep_kernel_events(_xid_lines(report.facts))
         if ctx.context is CheckContext.PROLOG and ctx.job is not None:
-            memory.job_begins(ctx.job.job_id, float(report.facts.get("kernel.last_s") or 0.0))
+            stamp = float(report.facts.get("kernel.last_s") or 0.0)
+            memory.job_begins(ctx.job.job_id, stamp, has_list=ctx.job.gpus is not None)
         if ctx.context is CheckContext.EPILOG and ctx.job is not None:
             events = memory.job_ends(ctx.job.job_id, _app_events(report.facts, ctx, ctx.job, memory.acknowledged_s()))
             notes = {f"xid_{e.number}": f"{e.pci}: {rule_for(e.number).text}" for e in events}
@@ -165,11 +167,13 @@ def _xid_lines(facts: Facts) -> list[tuple[float, str]]:
 
 
 def _app_events(facts: Facts, ctx: Context, job: Job, after_s: float) -> list[XidEvent]:
-    """Application XIDs since the acknowledgement on the job's GPUs (all, where the job has no list)."""
-    by_index = {g.index: g.get("pci") for g in facts.gpus()}
+    """Application XIDs since the acknowledgement on the job's GPUs (all, where Slurm names none to any job)."""
+    if job.gpus is None and facts.get("job.lists"):
+        return []  # a job without GPUs on a node where Slurm names them
+    addresses = {g.slot: g.get("pci") for g in facts.gpus()}
     mine: set[str] | None = None
-    if job.gpus is not None and all(i in by_index and by_index[i].error is None for i in job.gpus):
-        mine = {pci_key(str(by_index[i].value)) for i in job.gpus}
+    if job.gpus is not None and all(i in addresses and addresses[i].error is None for i in job.gpus):
+        mine = {pci_key(str(addresses[i].value)) for i in job.gpus}
     found = [e for at, text in _xid_lines(facts) if (e := parse_xid(at, text)) is not None]
     return [
         e

@@ -1,7 +1,8 @@
 """Runs the probes in parallel killable children under one deadline, then judges what they read.
 
-A probe has 2 seconds and the whole run 10. A child that cannot even be killed (a task stuck in the
-kernel) is left behind and counted; the run goes on. What a probe emitted before it hung is kept.
+A probe has 2 seconds (a check outside the prolog may declare more) and the whole run 10. A child
+that cannot even be killed (a task stuck in the kernel) is left behind and counted; the run goes on.
+What a probe emitted before it hung is kept.
 """
 
 from __future__ import annotations
@@ -110,13 +111,16 @@ def _reap(child: _Child, *, kill: bool) -> str:
     return "ok" if code == 0 else f"died({code})"
 
 
-def run_probes(ctx: Context, probes: Iterable[str], *, timeout_s: float = PROBE_S) -> Facts:
+def run_probes(
+    ctx: Context, probes: Iterable[str], *, timeout_s: float = PROBE_S, longer: Mapping[str, float] | None = None
+) -> Facts:
     """Run the probes side by side and gather what they emit.
 
     Args:
         ctx: Handed to each probe.
         probes: Names; duplicates run once.
         timeout_s: After this the children are killed.
+        longer: Probes that may take longer, in seconds.
 
     Returns:
         The facts; `ended` says how each probe ended.
@@ -124,7 +128,9 @@ def run_probes(ctx: Context, probes: Iterable[str], *, timeout_s: float = PROBE_
     values: dict[str, Any] = {}
     ended: dict[str, str] = {}
     spent: dict[str, float] = {}
-    children = {c.fd: c for c in (_start(ctx, p, time.monotonic(), timeout_s) for p in dict.fromkeys(probes))}
+    limits = longer or {}
+    started = [_start(ctx, p, time.monotonic(), limits.get(p, timeout_s)) for p in dict.fromkeys(probes)]
+    children = {c.fd: c for c in started}
     with selectors.DefaultSelector() as selector:
         for fd in children:
             selector.register(fd, selectors.EVENT_READ)
@@ -210,7 +216,8 @@ def run_checks(
     active = {n: m for n, m in chosen.items() if n not in off and n not in aside}
 
     fresh_needed, reuse = _plan(active, cached)
-    facts = _merge(run_probes(ctx, fresh_needed), reuse, known)
+    slow = {p: m.CHECK.timeout_s for m in active.values() for p in m.NEEDS if m.CHECK.timeout_s > PROBE_S}
+    facts = _merge(run_probes(ctx, fresh_needed, longer=slow), reuse, known)
     results = {n: _judge(m, facts, ctx) for n, m in active.items()}
 
     again = sorted(
@@ -222,8 +229,9 @@ def run_checks(
             if facts.ended.get(probe) not in ("timeout", "unreaped")
         }
     )
-    if again and time.monotonic() - begin + PROBE_S < BUDGET_S:
-        second = run_probes(ctx, again)
+    again = [p for p in again if time.monotonic() - begin + slow.get(p, PROBE_S) < BUDGET_S]
+    if again:
+        second = run_probes(ctx, again, longer=slow)
         facts = _merge(second, facts, known)
         for n, module in active.items():
             if set(module.NEEDS) & set(again):

@@ -28,7 +28,8 @@ _MAX_ROWS = 2_000
 _MAX_NOTES = 100
 _MAX_EVENTS = 500
 _LOCK_S = 2.0
-_CACHED_PROBES = ("disk_health", "container", "host")
+_CACHED_PROBES = {"disk_health": "nvme.", "container": "container.", "clock": "clock."}
+"""Probe -> prefix of its facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +112,11 @@ class Memory:
         """Keep what slow probes read freshly in this run."""
         data = self._load("facts")
         values, at = dict(data.get("values") or {}), dict(data.get("at") or {})
-        prefixes = {"disk_health": "nvme.", "container": "container.", "host": "host."}
         fresh = [p for p in _CACHED_PROBES if facts.ended.get(p) == "ok" and not facts.age_s.get(p)]
         if not fresh:
             return
         for probe in fresh:
-            values.update({k: v for k, v in facts.values.items() if k.startswith(prefixes[probe])})
+            values.update({k: v for k, v in facts.values.items() if k.startswith(_CACHED_PROBES[probe])})
             at[probe] = self._now_s
         self._save("facts", {"values": values, "at": at})
 
@@ -154,11 +154,24 @@ class Memory:
         if new:
             self._save("events", {"rows": (known + new)[-_MAX_EVENTS:]})
 
-    def job_begins(self, job_id: int, kernel_s: float) -> None:
-        """The kernel's clock when a job's prolog ran: XIDs before it are not the job's."""
-        marks = {k: v for k, v in (self._load("jobs").get("marks") or {}).items() if isinstance(v, int | float)}
+    def job_begins(self, job_id: int, kernel_s: float, *, has_list: bool = True) -> None:
+        """The kernel's clock when a job's prolog ran: XIDs before it are not the job's.
+
+        Args:
+            job_id: The job.
+            kernel_s: Stamp of the kernel's last line.
+            has_list: Whether Slurm named the job's GPUs.
+        """
+        data = self._load("jobs")
+        marks = {k: v for k, v in (data.get("marks") or {}).items() if isinstance(v, int | float)}
         marks[str(job_id)] = kernel_s
-        self._save("jobs", {"marks": dict(sorted(marks.items(), key=lambda kv: kv[1])[-_MAX_ROWS:])})
+        marks = dict(sorted(marks.items(), key=lambda kv: kv[1])[-_MAX_ROWS:])
+        lists = bool(data.get("lists")) or has_list
+        self._save("jobs", {"marks": marks, "taken": data.get("taken") or {}, "lists": lists})
+
+    def lists_seen(self) -> bool:
+        """Whether Slurm names GPUs on this node: then a job without a list has none."""
+        return bool(self._load("jobs").get("lists"))
 
     def job_ends(self, job_id: int, events: Iterable[XidEvent]) -> list[XidEvent]:
         """Attribute application XIDs to the job that just ended; each event counts for one job only.
@@ -178,7 +191,7 @@ class Memory:
         for event in mine:
             taken[event.pci] = max(event.at_s, float(taken.get(event.pci, -1.0)))
         if mine or since is not None:
-            self._save("jobs", {"marks": marks, "taken": taken})
+            self._save("jobs", {"marks": marks, "taken": taken, "lists": bool(data.get("lists"))})
         if mine:
             rows = self._xid_rows()
             devices = sorted({e.pci for e in mine})

@@ -55,9 +55,9 @@ def for_each_gpu(
     wanted = ctx.job.gpus if ctx.job is not None else None
     seen: set[int] = set()
     for gpu in facts.gpus():
-        if wanted is not None and gpu.index not in wanted:
-            continue
         seen.add(gpu.index)
+        if wanted is not None and gpu.slot not in wanted:
+            continue
         handle = gpu.get("handle")
         value = handle if handle.error else gpu.get(reading)
         if value.not_supported and handle.error is None:

@@ -11,6 +11,7 @@ CHECK = Check(
     "container.run",
     1,
     (CheckContext.PERIODIC, CheckContext.BOOT, CheckContext.CLI),
+    timeout_s=6.0,
     cache_s=300.0,
     help="the container runtime runs something",
 )

@@ -26,7 +26,11 @@ def judge(facts: Facts, ctx: Context) -> CheckResult:
     """FAIL on a process before a job or after one; from the command line it only WARNs, since jobs may run."""
     if aside := not_here(ctx):
         return worst(CHECK, [skip(aside)])
-    hook = ctx.context is not CheckContext.CLI  # a full run has it only while its own fault is open
+    unlisted = ctx.job is not None and ctx.job.gpus is None
+    if unlisted and facts.get("job.lists"):
+        return worst(CHECK, [skip("this job has no GPUs")])
+    # A full run has this check only while its own fault is open. Without a list nobody knows whose processes these are.
+    hook = ctx.context is not CheckContext.CLI and not unlisted
     limit = ctx.sku.idle_gpu_memory_mb
 
     def processes(gpu: Gpu, value: Reading) -> Finding | None:

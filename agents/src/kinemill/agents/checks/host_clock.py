@@ -14,13 +14,13 @@ CHECK = Check(
     cache_s=60.0,
     help="time is synchronised",
 )
-NEEDS = ("host",)
+NEEDS = ("clock",)
 
 
 def judge(facts: Facts, ctx: Context) -> CheckResult:
     """WARN where the system says that it is not synchronised; a job does not fail for it."""
     del ctx
-    clock = facts.get("host.clock") or {}
+    clock = facts.get("clock.state") or {}
     if clock.get("synchronized") is None:
         return worst(CHECK, [skip("no time service answers on this node")])
     if clock["synchronized"]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from kinemill.agents.context import Context
 
-__all__ = ["PROBES", "Emit", "Probe", "load_probe"]
+__all__ = ["Emit", "Probe", "load_probe"]
 
 Emit = Callable[[str, Any], None]
 """Send one fact: key and JSON-ready value."""
@@ -24,10 +24,6 @@ class Probe(Protocol):
     def read(self, ctx: Context, emit: Emit) -> None:
         """Read, and emit each fact as soon as it is known."""
         ...
-
-
-PROBES = ("nvml", "kernel_log", "disk", "disk_health", "mounts", "host", "network", "pcie", "container", "slurm_conf")
-"""Names of the probe modules; a check names the ones it needs."""
 
 
 def load_probe(name: str) -> Probe:

@@ -1,9 +1,8 @@
-"""Counts what the kernel sees of the node itself: CPUs, memory, and how far the clock is off."""
+"""Counts what the kernel sees of the node itself: CPUs and memory."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 
 from kinemill.agents.context import Context
 from kinemill.agents.probes import Emit
@@ -28,7 +27,7 @@ def parse_cpu_list(text: str) -> int:
 
 
 def read(ctx: Context, emit: Emit) -> None:
-    """Emit `host.cpus_online`, `host.memory_mb`, `host.clock`."""
+    """Emit `host.cpus_online` and `host.memory_mb`."""
     try:
         emit("host.cpus_online", parse_cpu_list(ctx.path("/sys/devices/system/cpu/online").read_text("ascii")))
     except (OSError, ValueError):
@@ -38,21 +37,3 @@ def read(ctx: Context, emit: Emit) -> None:
         emit("host.memory_mb", int(memory[1]) // 1024 if memory else None)
     except (OSError, UnicodeDecodeError):
         emit("host.memory_mb", None)
-    emit("host.clock", _clock())
-
-
-def _clock() -> dict[str, object]:
-    """The system's own word on synchronisation; None where no time service answers."""
-    try:
-        done = subprocess.run(
-            ["/usr/bin/timedatectl", "show", "--property=NTPSynchronized", "--property=NTP"],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"},
-            check=False,
-        )
-    except OSError:
-        return {"synchronized": None}
-    answer = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-    return {"synchronized": {"yes": True, "no": False}.get(answer.get("NTPSynchronized", ""))}

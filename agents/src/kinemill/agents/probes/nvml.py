@@ -58,6 +58,7 @@ def _gpu(n: Any, index: int, reading: Callable[[Callable[[], Any]], dict[str, An
         "index": index,
         "handle": {"v": True},
         "uuid": reading(lambda: _text(n.nvmlDeviceGetUUID(h))),
+        "minor": reading(lambda: int(n.nvmlDeviceGetMinorNumber(h))),
         "name": reading(lambda: _text(n.nvmlDeviceGetName(h))),
         "pci": reading(lambda: _text(n.nvmlDeviceGetPciInfo(h).busId)),
         "recovery": reading(lambda: _field(n, h, _RECOVERY_FIELD)),
