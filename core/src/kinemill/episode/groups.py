@@ -366,7 +366,7 @@ class SpanGroup:
         self.counts: Counter[str] = Counter()
         self.late = 0
         self._profile = profile
-        rows = all(s.names and s.schema is None for s in specs)
+        rows = all(s.names for s in specs)
         self._compress = Compressor(profile.state_zstd_level if rows else profile.zstd_level)
         self._columns = [
             _Column(joint_template(s.names, s.fields, s.frame_id) if s.names and s.schema is None else None)
