@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a machine needs, and the virtual environments: setup | setup-airflow | doctor. The Makefile calls it.
+# What a machine needs, and the virtual environments: setup | setup-python | setup-airflow | doctor. The Makefile calls it.
 #
 # Environment: PYTHON (interpreter for .venv, default python3.11), TORCH (requirement given to pip, default torch==2.13.0).
 set -euo pipefail
@@ -87,14 +87,16 @@ current() { # venv stamp
   [[ -x $1/bin/python && $(cat "$1/kinemill.stamp" 2>/dev/null) == "$2" ]]
 }
 
-setup() {
+setup() { # "" or python-only: without the Debian packages that only tests and clusters need, so without root
   local stamp
   stamp=$(main_stamp)
+  current .venv "$stamp" && return 0
+  stamp=${1:+$1 }$stamp
   current .venv "$stamp" && return 0
   local start=$SECONDS
   need_python
   # shellcheck disable=SC2046  # a list of words on purpose
-  apt_need $(apt_names)
+  [[ -n ${1:-} ]] || apt_need $(apt_names)
   make_venv .venv
   say "installing $TORCH with pip"
   .venv/bin/python -m pip install -q "$TORCH"
@@ -161,7 +163,8 @@ doctor() {
 mkdir -p build
 case ${1:-} in
   setup) exec 9>build/setup.lock; flock 9; setup ;;
+  setup-python) exec 9>build/setup.lock; flock 9; setup python-only ;;
   setup-airflow) exec 9>build/setup.lock; flock 9; setup_airflow ;;
   doctor) doctor ;;
-  *) die "tools/machine.sh setup | setup-airflow | doctor" ;;
+  *) die "tools/machine.sh setup | setup-python | setup-airflow | doctor" ;;
 esac
