@@ -105,6 +105,13 @@ def test_xids_of_this_boot_outlive_the_kernels_buffer(tmp_path: Path) -> None:
     assert memory(tmp_path, "boot-2").kernel_events() == []
 
 
+def test_a_mount_that_is_silent_again_and_again_is_dated_and_one_that_answers_forgotten(tmp_path: Path) -> None:
+    memory(tmp_path).keep_hung_mounts(["/a", "/b"])
+    memory(tmp_path, now=1_000_030).keep_hung_mounts(["/a"])
+    assert memory(tmp_path, now=1_000_060).hung_mounts() == {"/a": 60}
+    assert memory(tmp_path, "boot-2").hung_mounts() == {}
+
+
 def test_notes_wait_until_they_are_brought(tmp_path: Path) -> None:
     memory(tmp_path).add_note(7, "a")
     memory(tmp_path).add_note(7, "b")

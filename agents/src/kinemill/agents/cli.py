@@ -145,7 +145,8 @@ def report(as_json: bool) -> None:
 
     from kinemill.agents.context import read_boot_id
     from kinemill.agents.identity import node_name
-    from kinemill.agents.reporter import report_node
+    from kinemill.agents.metrics import count
+    from kinemill.agents.reporter import Act, report_node
     from kinemill.agents.state import Memory
     from kinemill.slurm.cli import CliSlurm
 
@@ -153,7 +154,13 @@ def report(as_json: bool) -> None:
     boot_id = read_boot_id(settings.probe_root)
     memory = Memory(settings.state_dir / "agents", boot_id, int(time.time()))
     name = node_name(settings.node_name)
+    fault = memory.open_fault()
     move = report_node(name, CliSlurm(timeout_s=settings.slurm_timeout_s), memory, boot_id)
+    if fault is not None and move.act in (Act.DRAIN, Act.EXPLAIN):
+        cls = {"T": "transient", "H": "hard"}[fault.letter]
+        labels = (("check", fault.check), ("class", cls), ("owner", "agent"))
+        with memory.turn():
+            count(settings.state_dir / "agents", {("kinemill_drains_total", labels): 1.0})
     click.echo(json.dumps({"node": name, "act": move.act.value, "why": move.why}) if as_json else f"{name}: {move.why}")
 
 

@@ -70,6 +70,7 @@ def run_node(
         "xid.jobs": memory.xid_jobs(),
         "kernel.kept": memory.kernel_events(),
         "job.lists": memory.lists_seen(),
+        "mount.hung": memory.hung_mounts(),
     }
     before = memory.open_fault() if context in _FULL else None
     report = run_checks(
@@ -135,6 +136,8 @@ def _remember(
     with _kept("the agent's memory"):
         memory.keep_facts(report.facts)
         memory.keep_kernel_events(_xid_lines(report.facts))
+        if report.facts.get("mounts.table") is not None:
+            memory.keep_hung_mounts(_silent(report.facts, ctx))
         if ctx.context is CheckContext.PROLOG and ctx.job is not None:
             stamp = float(report.facts.get("kernel.last_s") or 0.0)
             memory.job_begins(ctx.job.job_id, stamp, has_list=ctx.job.gpus is not None)
@@ -159,6 +162,11 @@ def _note_text(events: list[XidEvent]) -> str:
 
 def _clean(report: Report) -> bool:
     return all(r.status in (CheckStatus.OK, CheckStatus.SKIP, CheckStatus.WARN) for r in report.results)
+
+
+def _silent(facts: Facts, ctx: Context) -> list[str]:
+    seen = {m: facts.get(f"mount.{m}") for m in ctx.settings.hardware.mounts}
+    return [m for m, answer in seen.items() if isinstance(answer, dict) and answer.get("probing")]
 
 
 def _xid_lines(facts: Facts) -> list[tuple[float, str]]:

@@ -154,6 +154,18 @@ class Memory:
         if new:
             self._save("events", {"rows": (known + new)[-_MAX_EVENTS:]})
 
+    def hung_mounts(self) -> dict[str, int]:
+        """Mount -> seconds since it was first found silent, for those silent in the last round that looked."""
+        first = self._load("hung").get("first") or {}
+        return {m: self._now_s - at for m, at in first.items() if isinstance(at, int) and 0 <= self._now_s - at < DAY_S}
+
+    def keep_hung_mounts(self, silent: Iterable[str]) -> None:
+        """Remember which mounts did not answer in this round; one that answered is forgotten."""
+        before = {m: self._now_s - age for m, age in self.hung_mounts().items()}
+        after = {m: before.get(m, self._now_s) for m in silent}
+        if after != before:
+            self._save("hung", {"first": after})
+
     def job_begins(self, job_id: int, kernel_s: float, *, has_list: bool = True) -> None:
         """The kernel's clock when a job's prolog ran: XIDs before it are not the job's.
 

@@ -11,6 +11,18 @@ from kinemill.contracts.checks import Check, CheckResult, FixAction
 CHECK = Check("mounts", 1, ALWAYS, help="needed mounts are there and answer in time")
 NEEDS = ("mounts",)
 
+AGAIN_S = 5
+"""A second silence counts from this many seconds after the first."""
+
+
+def _hanging(mount: str, facts: Facts) -> Finding:
+    """One slow answer is a busy server; one that was silent in an earlier round too is dead."""
+    before = (facts.get("mount.hung") or {}).get(mount)
+    text = f"{mount} does not answer (probe {facts.how('mounts')})"
+    if before is None or before < AGAIN_S:
+        return unknown("mount_slow", text)
+    return fail("mount_hang", text, action=FixAction.REBOOT, limit=f"{CHECK.timeout_s:g} s twice", source="measured")
+
 
 def not_here(ctx: Context) -> str:
     """Why this node has nothing to judge."""
@@ -35,10 +47,7 @@ def judge(facts: Facts, ctx: Context) -> CheckResult:
         elif seen is None:
             findings.append(unknown("mount_unread", f"{mount}: another mount hung before it"))
         elif seen.get("probing"):
-            text = f"{mount} does not answer (probe {facts.how('mounts')})"
-            findings.append(
-                fail("mount_hang", text, action=FixAction.REBOOT, limit=f"{CHECK.timeout_s:g} s", source="measured")
-            )
+            findings.append(_hanging(mount, facts))
         elif "error" in seen:
             findings.append(fail("mount_error", f"{mount}: {seen['error']}", action=FixAction.WATCH, source="measured"))
         else:
