@@ -15,6 +15,7 @@ import numpy as np
 
 from kinemill.episode import wire
 from kinemill.episode.checksum import crc32
+from kinemill.episode.scratch import Scratch
 from kinemill.errors import CorruptError, LimitError, TruncatedError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ def read_chunk_head(view: memoryview | bytes, *, where: str, limit: int = MAX_RA
     return ChunkHead(t_first, t_last, raw_size, crc, compression, at + 8, data_size)
 
 
-def decompress(data: memoryview | bytes, compression: str, raw_size: int, *, where: str) -> memoryview:
+def decompress(
+    data: memoryview | bytes, compression: str, raw_size: int, *, where: str, into: Scratch | None = None
+) -> memoryview:
     """The records of a chunk, exactly `raw_size` bytes.
 
     Raises:
@@ -102,7 +105,7 @@ def decompress(data: memoryview | bytes, compression: str, raw_size: int, *, whe
             raise CorruptError(f"{where}: {len(data)} bytes of records, {raw_size} declared")
         return memoryview(data)
     if compression == "zstd":
-        out = _unzstd(data, raw_size, where)
+        out = _unzstd(data, raw_size, where, into)
     elif compression == "lz4":
         out = _unlz4(data, raw_size, where)
     else:
@@ -125,7 +128,7 @@ def _zstd() -> zstandard.ZstdDecompressor:
     return found
 
 
-def _unzstd(data: memoryview | bytes, raw_size: int, where: str) -> bytes:
+def _unzstd(data: memoryview | bytes, raw_size: int, where: str, into: Scratch | None) -> bytes | memoryview:
     import zstandard
 
     try:
@@ -133,10 +136,17 @@ def _unzstd(data: memoryview | bytes, raw_size: int, where: str) -> bytes:
         claimed = zstandard.get_frame_parameters(data).content_size
         if claimed not in (raw_size, zstandard.CONTENTSIZE_UNKNOWN):
             raise CorruptError(f"{where}: zstd frame of {claimed} bytes, {raw_size} declared")
-        out: bytes = _zstd().decompress(data, max_output_size=max(raw_size, 1))
+        if into is None:
+            out: bytes = _zstd().decompress(data, max_output_size=max(raw_size, 1))
+            return out
+        room = into.take(raw_size + 1)
+        with _zstd().stream_reader(data) as stream:
+            done = 0
+            while n := stream.readinto(room[done:]):
+                done += n
     except zstandard.ZstdError as exc:
         raise CorruptError(f"{where}: zstd data is damaged ({exc})") from exc
-    return out
+    return room[:done]
 
 
 def _unlz4(data: memoryview | bytes, raw_size: int, where: str) -> bytes:
@@ -238,6 +248,7 @@ def open_chunk(
     crc: int | None = None,
     must_have_crc: bool = True,
     limit: int = MAX_RAW,
+    into: Scratch | None = None,
 ) -> OpenChunk:
     """Check a Chunk record and find its messages.
 
@@ -249,6 +260,7 @@ def open_chunk(
         crc: As above.
         must_have_crc: Whether a chunk without a checksum is refused.
         limit: Most bytes it may unpack to.
+        into: Memory to unpack into; None for fresh memory.
 
     Raises:
         CorruptError: Anything differs from what was written.
@@ -260,7 +272,7 @@ def open_chunk(
             f"{where}: the chunk covers {head.t_first_ns}..{head.t_last_ns} ns, the layout says "
             f"{t_first_ns}..{t_last_ns} ns"
         )
-    data = decompress(memoryview(view)[head.data_at :], head.compression, head.raw_size, where=where)
+    data = decompress(memoryview(view)[head.data_at :], head.compression, head.raw_size, where=where, into=into)
     if head.crc or must_have_crc:
         found = crc32(data)
         if found != head.crc or (crc is not None and crc != found):

@@ -19,6 +19,7 @@ from kinemill.episode.content import Messages, VideoOptions, read_content
 from kinemill.episode.decode import SHARED, DecoderPool, PixelFormat
 from kinemill.episode.layout import GroupLayout, Layout
 from kinemill.episode.opened import OpenChunk, open_chunk
+from kinemill.episode.scratch import scratch
 from kinemill.episode.window import Window
 from kinemill.errors import CorruptError, LimitError, UsageError
 from kinemill.records import nearest
@@ -152,16 +153,7 @@ class EpisodeReader:
             TruncatedError: The object is shorter than the layout says.
         """
         plan = self.plan(windows)
-        chunks: dict[tuple[int, int], OpenChunk] = {}
-        fetches = plan.fetches
-        for _ in range(_EXTEND):
-            if fetches:
-                self._open(fetches, self._fetch(fetches), chunks)
-            answers, more = self._answer(plan.windows, chunks, out or {})
-            if not more:
-                return answers
-            fetches = self._fetches(more)
-        raise CorruptError(f"episode {self.key}: no IDR within {_EXTEND} chunks before the wanted frames")
+        return self.decode(plan, self._fetch(plan.fetches) if plan.fetches else [], out=out)
 
     def plan(self, windows: Sequence[Window]) -> Plan:
         """Which bytes `windows` need; one range per group, unless parts lie over 4 MiB apart."""
@@ -195,15 +187,19 @@ class EpisodeReader:
             blobs: One for each of `plan.ranges`.
             out: As for `read`.
         """
+        memory = scratch()
+        mark = memory.mark()
         chunks: dict[tuple[int, int], OpenChunk] = {}
-        self._open(plan.fetches, blobs, chunks)
-        fetches = plan.fetches
-        for _ in range(_EXTEND):
-            answers, more = self._answer(plan.windows, chunks, out or {})
-            if not more:
-                return answers
-            fetches = self._fetches(more)
-            self._open(fetches, self._fetch(fetches), chunks)
+        try:
+            self._open(plan.fetches, blobs, chunks)
+            for _ in range(_EXTEND):
+                answers, more = self._answer(plan.windows, chunks, out or {})
+                if not more:
+                    return answers
+                fetches = self._fetches(more)
+                self._open(fetches, self._fetch(fetches), chunks)
+        finally:
+            memory.release(mark)
         raise CorruptError(f"episode {self.key}: no IDR within {_EXTEND} chunks before the wanted frames")
 
     def _fetch(self, fetches: Sequence[Fetch]) -> list[bytes]:
@@ -259,6 +255,7 @@ class EpisodeReader:
             t_last_ns=int(group.t_last_ns[k]),
             crc=None if group.crc32 is None else int(group.crc32[k]),
             must_have_crc=self._strict,
+            into=scratch(),
         )
         if group.counts is not None:
             self._check_counts(group, group.counts, k, chunk, where)
