@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -17,6 +20,7 @@ from kinemill.loaders.commands.group import parse_window
 from kinemill.loaders.export_lerobot import export
 from kinemill.loaders.faults import Faults, spool_path
 from kinemill.store.files import FileStore
+from support.layers import skip
 from support.loaders import frame_of, make_episode, manifest_of, publish, step_of
 
 
@@ -175,3 +179,42 @@ def test_a_jittering_episode_is_refused_and_leaves_no_set(corpus, tmp_path: Path
     assert result.exit_code == 1
     assert "not a steady 30 fps" in str(result.exception)
     assert not (tmp_path / "set").exists()
+
+
+_READ = """
+import sys
+import numpy as np
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+deltas = {"action": [0.0, 1 / 30]}
+data = LeRobotDataset("kinemill/export", root=sys.argv[1], delta_timestamps=deltas, return_uint8=True)
+for i in (0, 20, 44, 45, 74):
+    item = data[i]
+    pads = item["action_is_pad"].tolist()
+    print(i, int(item["episode_index"]), int(item["observation.state"][2]), item["task"], *pads)
+    np.save(f"{sys.argv[2]}/{i}.npy", item["observation.images.cam_0"].permute(1, 2, 0).numpy())
+print(len(data))
+"""
+
+
+@pytest.mark.full("loaders")
+def test_lerobot_itself_reads_the_export(corpus, tmp_path: Path) -> None:
+    peers = Path(os.environ.get("KINEMILL_PEERS") or Path.home() / ".cache/kinemill/peers") / "lerobot"
+    if not (peers / "done").exists():
+        skip("no LeRobot environment", run="benchmarks/peers/lerobot.sh, then make full-loaders")
+    store, path, _ = corpus
+    told("export-lerobot", str(path), str(tmp_path / "set"), "--store", store.url)
+    result = subprocess.run(
+        [str(peers / "bin/python"), "-c", _READ, str(tmp_path / "set"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    lines = result.stdout.splitlines()
+    assert lines[-1:] == ["75"], result.stderr[-2000:]
+    assert lines[1] == "20 0 66 pick up the cube False False"
+    assert lines[3] == "45 1 0 pick up the cube False False"
+    assert lines[4].endswith("False True")
+    for i, step in ((0, 0), (20, 20), (44, 44), (45, 0), (74, 29)):
+        assert step_of(np.load(tmp_path / f"{i}.npy")) == step

@@ -315,3 +315,24 @@ def test_workers_that_keep_dying_end_the_job(corpus) -> None:
     )
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         list(loader)
+
+
+def test_prometheus_sees_samples_masks_and_seconds(corpus, tmp_path: Path) -> None:
+    from prometheus_client import REGISTRY
+
+    store, made, _ = corpus
+    gone = make_episode(store, seed=55, frames=8, cameras=1)
+    store.delete(gone.key)
+    path = manifest_of(tmp_path / "m.arrow", [made[2].row, gone.row])
+    data = SparseWindows(
+        Manifest.from_file(path), WINDOWS, store=store.url, read=ReadSettings(max_masked_share=1.0, max_in_a_row=100)
+    )
+
+    def value(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(name, labels) or 0.0
+
+    decode = value("kinemill_loader_seconds_total", phase="decode")
+    list(data.loader(2, workers=2, name="metrics-test"))
+    assert value("kinemill_loader_samples_total", dataset="metrics-test") == FRAMES[2]
+    assert value("kinemill_loader_masked_total", dataset="metrics-test", reason="not_found") == 8
+    assert value("kinemill_loader_seconds_total", phase="decode") > decode

@@ -64,10 +64,29 @@ class BatchBuffer:
         return Slots(parts["data"], parts["pad"], parts["times"])
 
 
-class Samples(list[dict[str, Any]]):
-    """The samples of a batch as dictionaries that share its memory; `collate` finds the batch whole."""
+class Samples(Sequence[dict[str, Any]]):
+    """The samples of a batch as dictionaries that share its memory, made when asked for.
 
-    batch: dict[str, Any]
+    Attributes:
+        batch: All of them; what `collate` returns.
+    """
+
+    __slots__ = ("_count", "batch")
+
+    def __init__(self, batch: dict[str, Any], count: int) -> None:
+        """Hold a batch of `count` samples."""
+        self.batch = batch
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(self._count))]
+        if not -self._count <= i < self._count:
+            raise IndexError(i)
+        return {key: value[i] for key, value in self.batch.items()}
 
 
 def finish(buffer: BatchBuffer, found: Sequence[Found], numbers: Sequence[int], *, text: bool) -> Samples:
@@ -83,14 +102,13 @@ def finish(buffer: BatchBuffer, found: Sequence[Found], numbers: Sequence[int], 
     batch["valid"] = torch.tensor([one.valid for one in found], dtype=torch.bool)
     batch["index"] = torch.tensor(list(numbers), dtype=torch.int64)
     batch["anchor_ns"] = torch.tensor([one.anchor_ns for one in found], dtype=torch.int64)
+    batch["seconds"] = torch.tensor([(one.waited_s, one.decode_s) for one in found])
     batch["episode_id"] = [str(one.row.uuid) for one in found]
     batch["masked"] = [one.reason for one in found]
     if text:
         batch["instruction"] = [one.row.instruction for one in found]
         batch["task"] = [one.row.task for one in found]
-    out = Samples({key: value[i] for key, value in batch.items()} for i in range(len(found)))
-    out.batch = batch
-    return out
+    return Samples(batch, len(found))
 
 
 def collate(samples: Any) -> Any:

@@ -250,7 +250,8 @@ class WindowedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return finish(buffer, found, samples, text=self.text)
 
     def __getitem__(self, sample: int) -> dict[str, Any]:
-        return self.read([int(sample)])[0]
+        found: dict[str, Any] = self.read([int(sample)])[0]
+        return found
 
     def __getitems__(self, samples: Sequence[int]) -> Samples:
         """What DataLoader calls with a whole batch; see `kinemill.loaders.collate`."""

@@ -64,6 +64,10 @@ class Found:
     anchor_ns: int
     row: ManifestRow
     reason: str = ""
+    waited_s: float = 0.0
+    """For its bytes."""
+    decode_s: float = 0.0
+    """Checking and decoding."""
 
 
 @dataclass(slots=True)
@@ -342,7 +346,9 @@ class Engine:
         try:
             if pending.error is not None or plan is None:
                 raise pending.error or CorruptError(f"{row.key}: not planned")
+            waited = time.perf_counter()
             blobs = [blob.result() for blob in pending.blobs]
+            waited = time.perf_counter() - waited
             self.counts.groups[len(blobs)] += 1
             began = time.perf_counter()
             answers = plan.reader.decode(plan.plan, blobs, out=in_place(plan, slots, self._pixel_format))
@@ -353,7 +359,8 @@ class Engine:
                 self._resized,
                 lambda key: sample_rng(self._seed, epoch, job.sample, key),
             )
-            self.counts.decode_s += time.perf_counter() - began
+            took = time.perf_counter() - began
+            self.counts.decode_s += took
         except (UsageError, UnknownKeyError):
             raise  # what was asked for is wrong, not the data
         except KinemillError as exc:
@@ -366,7 +373,7 @@ class Engine:
         self.faults.good()
         for topic in plan.absent:
             self.faults.note_absent(topic)
-        return Found(True, anchor, row)
+        return Found(True, anchor, row, "", waited, took)
 
     def _resized(self, one: Field, frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Frames as the field wants them; untouched where format and size agree."""

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from kinemill.errors import UsageError
 from kinemill.loaders.batch import collate
 from kinemill.loaders.faults import TooManyMaskedError
-from kinemill.loaders.metrics import count_batch
+from kinemill.loaders.metrics import count_batch, count_seconds
 
 if TYPE_CHECKING:
     from kinemill.loaders.dataset import WindowedDataset
@@ -136,6 +136,8 @@ class Loader:
         self.samples += len(batch["masked"])
         self.masked.update(reasons)
         count_batch(self.name, len(batch["masked"]) - len(reasons), reasons)
+        waited, decode = batch["seconds"].sum(0).tolist()
+        count_seconds({"fetch": waited, "decode": decode})
         settings = self.dataset.read_settings
         total = self.masked.total()
         if self.samples >= settings.min_samples and total > settings.max_masked_share * self.samples:

@@ -34,6 +34,9 @@ def count_batch(dataset: str, good: int, reasons: Sequence[str]) -> None:
 
 
 def count_seconds(phases: dict[str, float]) -> None:
-    """Seconds spent since the last call, by phase: fetch, verify, decode, collate."""
+    """Seconds spent since the last call, by phase: fetch (waiting for bytes), verify, decode, collate.
+
+    Checking is part of decode in a job; `kinemill load bench` measures it apart.
+    """
     for phase, spent in phases.items():
         _counter("kinemill_loader_seconds").labels(phase).inc(spent)

@@ -49,7 +49,7 @@ class Grid:
     period_ns: int
     t_first_ns: int
     where: dict[str, tuple[GroupLayout, int]]
-    _ends: Times | None = None
+    _ends: dict[str, Times] = field(default_factory=dict)
     _same: dict[str, bool] = field(default_factory=dict)
 
     def anchor_ns(self, step: int) -> int:
@@ -58,13 +58,21 @@ class Grid:
             return self.t_first_ns + step * self.period_ns
         group, position = self.where[self.reference]
         assert group.counts is not None  # noqa: S101 - make_grid refused a layout without
-        if self._ends is None:
-            self._ends = np.cumsum(group.counts[position])
-        chunk = min(int(np.searchsorted(self._ends, step, side="right")), len(group) - 1)
+        ends = self.ends_of(self.reference)
+        chunk = min(int(ends.searchsorted(step, side="right")), len(group) - 1)
         count = int(group.counts[position, chunk])
-        inside = step - (int(self._ends[chunk]) - count)
+        inside = step - (int(ends[chunk]) - count)
         first, last = int(group.t_first_ns[chunk]), int(group.t_last_ns[chunk])
         return first + (round(inside * (last - first) / (count - 1)) if count > 1 else 0)
+
+    def ends_of(self, topic: str) -> Times:
+        """Running count of a topic's messages over its group's chunks."""
+        found = self._ends.get(topic)
+        if found is None:
+            group, position = self.where[topic]
+            assert group.counts is not None  # noqa: S101 - callers ask for topics that were counted
+            found = self._ends[topic] = np.cumsum(group.counts[position])
+        return found
 
     def in_step(self, topic: str) -> bool:
         """Whether a camera has as many frames as the reference in every chunk: then numbers agree."""
@@ -201,7 +209,7 @@ def _row_estimate(grid: Grid, topic: str, t_ns: int) -> tuple[int, int]:
     group, position = grid.where[topic]
     assert group.counts is not None  # noqa: S101 - checked by the caller
     counts = group.counts[position]
-    ends = np.cumsum(counts)
+    ends = grid.ends_of(topic)
     total = int(ends[-1])
     chunk = max(0, int(np.searchsorted(group.t_first_ns, t_ns, side="right")) - 1)
     n = int(counts[chunk])

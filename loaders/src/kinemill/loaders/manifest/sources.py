@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from kinemill.contracts import BATCH_ROWS
-from kinemill.errors import ContractError, CorruptError, TruncatedError
+from kinemill.errors import ContractError, CorruptError, NotFoundError, TruncatedError
 from kinemill.loaders.manifest.columns import BatchView, check_schema
 from kinemill.loaders.manifest.fetch import PART_BYTES, STREAMS
 
@@ -177,13 +177,16 @@ class ParquetSource:
         """
         import pyarrow.parquet as pq
 
-        if ref.parquet_key is None:
+        key = ref.parquet_key or ref.key.removesuffix(".arrow") + ".parquet"
+        self.where = f"{store.url}/{key}"
+        try:
+            file = _RangeFile(store, key)
+        except NotFoundError as exc:
             raise ContractError(
-                f"{store.url}/{ref.key}: no Parquet form for manifest.mode = remote_parquet; "
-                "make it with `kinemill manifest export parquet`, or use node_mmap"
-            )
-        self.where = f"{store.url}/{ref.parquet_key}"
-        self._file = pq.ParquetFile(pa.PythonFile(_RangeFile(store, ref.parquet_key), mode="r"), pre_buffer=True)
+                f"{self.where}: no Parquet form for manifest.mode = remote_parquet; "
+                "put one there with `kinemill manifest export parquet`, or use node_mmap"
+            ) from exc
+        self._file = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=True)
         self.metadata = check_schema(self._file.schema_arrow, where=self.where)
         self.rows = self._file.metadata.num_rows
         self._starts = [0]
