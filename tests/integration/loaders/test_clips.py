@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from kinemill.errors import UsageError
-from kinemill.loaders import Clips, LeRobotItems, Manifest, SparseWindows, TopicStatistics, steps, yuv420_to_rgb
+from kinemill.loaders import (
+    Clips,
+    LeRobotItems,
+    Manifest,
+    SparseWindows,
+    TopicStatistics,
+    compute_statistics,
+    steps,
+    yuv420_to_rgb,
+)
 from kinemill.loaders.statistics import dump_statistics
 from kinemill.loaders.transforms import RandomCrop
 from kinemill.store.files import FileStore
@@ -112,6 +121,20 @@ def test_rows_are_normalised_by_the_manifests_statistics(corpus) -> None:
     assert np.allclose(normaliser.undo(b), a, atol=1e-4)
     with pytest.raises(UsageError, match="no statistics of '/state'"):
         SparseWindows(manifest, {"/state": steps(0)}, store=store.url, normalise="mean_std")
+
+
+def test_statistics_are_computed_from_what_is_no_padding(corpus) -> None:
+    store, _, manifest = corpus
+    data = SparseWindows(manifest, {"/state": steps(0, 500)}, store=store.url)
+    got = compute_statistics(data)["/state"]
+    rows = np.concatenate([data[i]["/state"][:1].numpy() for i in range(len(data))])
+    assert got.count == len(data)
+    assert np.allclose(got.mean, rows.mean(0), atol=1e-5)
+    normed = SparseWindows(
+        manifest, {"/state": steps(0)}, store=store.url, normalise="mean_std", statistics={"/state": got}
+    )
+    with pytest.raises(UsageError, match="normalised or transformed already"):
+        compute_statistics(normed)
 
 
 def test_transforms_are_the_same_in_every_worker_and_differ_by_epoch(corpus) -> None:

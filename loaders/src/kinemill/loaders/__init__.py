@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kinemill.loaders.sampler import BatchSampler
     from kinemill.loaders.settings import LoaderSettings, ReadSettings
     from kinemill.loaders.sparse import SparseWindows
-    from kinemill.loaders.statistics import Normaliser, TopicStatistics
+    from kinemill.loaders.statistics import Normaliser, TopicStatistics, compute_statistics
     from kinemill.loaders.windows import Window, seconds, steps
     from kinemill.loaders.yuv import yuv420_to_rgb
 
@@ -51,6 +51,7 @@ _WHERE = {
     "TopicStatistics": "statistics",
     "Window": "windows",
     "collate": "batch",
+    "compute_statistics": "statistics",
     "open_manifest": "manifest",
     "resolve": "manifest",
     "seconds": "windows",
@@ -74,6 +75,7 @@ __all__ = [
     "TopicStatistics",
     "Window",
     "collate",
+    "compute_statistics",
     "open_manifest",
     "resolve",
     "seconds",

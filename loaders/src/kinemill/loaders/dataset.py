@@ -231,6 +231,7 @@ class WindowedDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 decoder=self._decoder,
                 pixels=self._pixels,
                 seed=self.seed,
+                unit=self.unit,
                 shape_frames=any(one.video and one.frame_size != one.source_size for one in self.fields),
             )
         return self._engine

@@ -147,6 +147,7 @@ class Engine:
         pixels: str = "rgb",
         seed: int = 0,
         shape_frames: bool = False,
+        unit: int = 1,
     ) -> None:
         """Hold what reading needs.
 
@@ -161,6 +162,7 @@ class Engine:
             pixels: rgb, yuv420 or gray.
             seed: Of transforms.
             shape_frames: Frames are resized, so decode to planes and convert once.
+            unit: Samples that share a fetch; they are planned together, so that their ranges become one.
         """
         self.store = store
         self.fields = fields
@@ -175,6 +177,7 @@ class Engine:
             pixels
         ]
         self._seed = seed
+        self._window = -(-max(1, settings.prefetch) // unit) * unit
         self._episodes: OrderedDict[tuple[int, int], tuple[EpisodeReader, Grid]] = OrderedDict()
         self._ranges = _Ranges(settings.cache_mib << 20)
         lanes = max(2, 2 * settings.prefetch)
@@ -309,7 +312,7 @@ class Engine:
         places = [(job.source, job.row, job.step) for job in jobs]
         pendings: list[_Pending | None] = [self._ahead.pop(place, None) for place in places]
         missing = [i for i, one in enumerate(pendings) if one is None]
-        window = max(1, self._settings.prefetch)
+        window = self._window
         waiting = [missing[i : i + window] for i in range(0, len(missing), window)]
         if self._pool is None and missing:
             waiting = [missing]
