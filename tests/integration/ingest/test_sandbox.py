@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kinemill.errors import EnvironmentFault
+from kinemill.errors import EnvironmentFault, UnavailableError
 from kinemill.pipelines.adapters import Source, load_vendor
 from kinemill.pipelines.ingest.sandbox import Sandbox, SandboxLimits, VendorDataError
 from support.ingest import environment, only_source, shared_drops
@@ -142,6 +142,23 @@ def test_abuse_ends_as_a_fault_of_the_file(tmp_path: Path, code: str, limits: di
 
     assert caught.value.code == wanted
     assert "script.py" in str(caught.value)
+
+
+def test_a_kill_from_outside_is_not_held_against_the_file(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="somebody killed"):
+        run(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+
+
+def test_stopped_by_us_it_is_not_held_against_the_file(tmp_path: Path) -> None:
+    import threading
+
+    script = tmp_path / "script.py"
+    script.write_text("import time; time.sleep(100)")
+    with hostile(tmp_path), Sandbox() as box:
+        box.inspect(only_source(shared_drops()["gantry_ros2"].path / "run_000", "ros2"), VENDOR)
+        threading.Timer(0.3, box.kill).start()
+        with pytest.raises(UnavailableError, match="was stopped"):
+            box.inspect(Source("hostile", "script.py", script, (script,)), VENDOR)
 
 
 def test_a_crash_does_not_stop_the_next_request(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ class _Runner:
             for future in waiting:
                 future.cancel()
             for box in list(self.boxes):
-                box.close()
+                box.kill()
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

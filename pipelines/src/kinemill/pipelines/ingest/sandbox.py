@@ -67,6 +67,7 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self._buffer = b""
+        self._stopped = False
         self.network = ""
 
     def __enter__(self) -> Self:
@@ -83,6 +84,7 @@ class Sandbox:
         env["ARROW_DEFAULT_MEMORY_POOL"] = "system"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         self._buffer = b""
+        self._stopped = False
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "kinemill.pipelines.ingest.child"],
             stdin=subprocess.PIPE,
@@ -167,8 +169,17 @@ class Sandbox:
         """Why the child is gone, as an exception about the recording."""
         status = process.wait()
         tail = self._tail()
+        stopped = self._stopped
         self.close()
-        if status == -signal.SIGXCPU or (status == -signal.SIGKILL and "CPU" in tail):
+        if stopped:
+            return UnavailableError(f"{source.key}: reading it was stopped")
+        if status == -signal.SIGKILL:
+            # Nothing that a file does ends this way: its own limits come first.
+            return UnavailableError(
+                f"{source.key}: somebody killed the process that read it, perhaps for want of memory on this machine: "
+                "run again, with fewer --workers"
+            )
+        if status == -signal.SIGXCPU:
             return VendorDataError("too_slow", f"{source.key}: reading it used more than {self._limits.cpu_s} s of CPU")
         if status == -signal.SIGXFSZ:
             return VendorDataError(
@@ -226,12 +237,19 @@ class Sandbox:
             out=out,
         )
 
-    def close(self) -> None:
-        """End the child, at once."""
-        process, self._process = self._process, None
+    def kill(self) -> None:
+        """End the child from any thread; the one that waits for its answer sees it end."""
+        self._stopped = True
+        process = self._process
         if process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the child, at once."""
+        self.kill()
+        process, self._process = self._process, None
+        if process is not None:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     with suppress(OSError):
