@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -336,3 +338,50 @@ def test_prometheus_sees_samples_masks_and_seconds(corpus, tmp_path: Path) -> No
     assert value("kinemill_loader_samples_total", dataset="metrics-test") == FRAMES[2]
     assert value("kinemill_loader_masked_total", dataset="metrics-test", reason="not_found") == 8
     assert value("kinemill_loader_seconds_total", phase="decode") > decode
+
+
+def test_more_workers_than_batches_repeat_nothing(data: SparseWindows) -> None:
+    assert numbers(data.loader(90, workers=2)) == numbers(data.loader(90))
+    loader = DataLoader(data.iterable(90), batch_size=None, num_workers=2)
+    assert numbers(loader) == numbers(data.loader(90))
+
+
+_TRAIN = """
+import json, sys, time
+from kinemill.loaders import Manifest, SparseWindows, steps
+data = SparseWindows(
+    Manifest.from_file(sys.argv[1]), {"/cam/0": steps(0), "/action": steps(range(4))}, store=sys.argv[2], seed=3
+)
+for batch in (loader := data.loader(8, workers=2)):
+    print(json.dumps([batch["index"].tolist(), loader.state_dict()]), flush=True)
+    sys.stdin.readline()  # the step: it goes on when the test says so
+"""
+
+
+def test_a_killed_run_resumes_without_loss_or_repeat(corpus, data: SparseWindows, tmp_path: Path) -> None:
+    store, _, path = corpus
+    script = tmp_path / "train.py"
+    script.write_text(_TRAIN)
+    # given a run with two workers that is killed after its fourth step, workers still reading ahead
+    with subprocess.Popen(
+        [sys.executable, str(script), str(path), store.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        seen: list[int] = []
+        state: dict = {}
+        for _ in range(4):
+            batch, state = json.loads(run.stdout.readline())
+            seen += batch
+            run.stdin.write("go\n")
+            run.stdin.flush()
+        os.killpg(run.pid, signal.SIGKILL)
+    # when another goes on from the last state that was saved, alone and with another batch size
+    again = data.loader(4)
+    again.load_state_dict(state)
+    # then the epoch is whole
+    assert sorted(seen + flat(numbers(again))) == list(range(96))
