@@ -60,31 +60,36 @@ class Agents:
         self.cluster = cluster
         self.site = site
 
-    def install(self, node: str, **hardware: Any) -> None:
-        """Venv, settings, hooks and units on a node; nothing runs yet but the hooks."""
+    def venv(self, node: str) -> Path:
+        """The venv with our wheels on a node, as role python_artifact leaves it; its package folder, seen from here."""
         box = self.cluster.box
-        root = box.root(node)
-        venv = root / AGENTS.lstrip("/")
-        if not venv.is_dir():
+        venv = box.root(node) / AGENTS.lstrip("/")
+        if not (venv / "bin" / "kinemill-node").is_file():
             box.exec(node, ["python3", "-m", "venv", "--without-pip", AGENTS])
             (packages,) = (venv / "lib").glob("python3.*/site-packages")
             shutil.copytree(self.site, packages, dirs_exist_ok=True)
+            box.exec(node, [f"{AGENTS}/bin/python", "-m", "compileall", "-q", f"{AGENTS}/lib"], deadline_s=120)
             script = venv / "bin" / "kinemill-node"
             script.write_text(
                 f"#!{AGENTS}/bin/python -I\nimport sys\nfrom kinemill.agents.cli import main\nsys.exit(main())\n"
             )
             script.chmod(0o755)
-            box.exec(node, [f"{AGENTS}/bin/python", "-m", "compileall", "-q", f"{AGENTS}/lib"], deadline_s=120)
-            data = next(packages for packages in (venv / "lib").glob("python3.*/site-packages/kinemill/agents"))
-            for unit in (data / "units").iterdir():
-                if unit.suffix in (".service", ".timer", ".path"):
-                    shutil.copy(unit, root / "etc/systemd/system" / unit.name)
-            shutil.copy(data / "units/kinemill-node.tmpfiles", root / "etc/tmpfiles.d/kinemill-node.conf")
-            box.exec(node, ["systemd-tmpfiles", "--create", "/etc/tmpfiles.d/kinemill-node.conf"])
-            box.exec(node, ["systemctl", "daemon-reload"])
+        (data,) = (venv / "lib").glob("python3.*/site-packages/kinemill/agents")
         stand_ins = box.stand_ins(node)
         for disk in stand_ins.glob("disk-*.json"):
             (stand_ins / "root/sys/class/nvme" / disk.stem.removeprefix("disk-")).mkdir(parents=True, exist_ok=True)
+        return data
+
+    def install(self, node: str, **hardware: Any) -> None:
+        """Venv, settings, hooks and units on a node; nothing runs yet but the hooks."""
+        box = self.cluster.box
+        data, root = self.venv(node), box.root(node)
+        for unit in (data / "units").iterdir():
+            if unit.suffix in (".service", ".timer", ".socket"):
+                shutil.copy(unit, root / "etc/systemd/system" / unit.name)
+        shutil.copy(data / "units/kinemill-node.tmpfiles", root / "etc/tmpfiles.d/kinemill-node.conf")
+        box.exec(node, ["systemd-tmpfiles", "--create", "/etc/tmpfiles.d/kinemill-node.conf"])
+        box.exec(node, ["systemctl", "daemon-reload"])
         self.configure(node, **hardware)
         for kind, name in (("prolog", "prolog"), ("epilog", "epilog"), ("health", "healthcheck")):
             hooks = f"{AGENTS}/lib/python3.*/site-packages/kinemill/agents/hooks"
@@ -122,7 +127,9 @@ class Agents:
 
         root = self.cluster.box.root(node)
         self.cluster.box.exec(
-            node, ["systemctl", "stop", "kinemill-node-check.timer", "kinemill-node-ask.path"], check=False
+            node,
+            ["systemctl", "disable", "--now", "kinemill-node-check.timer", "kinemill-node-ask.socket"],
+            check=False,
         )
         shutil.rmtree(root / "var/lib/kinemill", ignore_errors=True)
         self.cluster.box.exec(node, ["rm", "-f", "/run/kinemill/verdict.json", "/run/kinemill/agent_missing"])

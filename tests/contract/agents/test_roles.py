@@ -10,6 +10,7 @@ import pytest
 
 from kinemill.agents.hook import CONTEXTS
 from kinemill.agents.hooks import hook_path
+from kinemill.agents.requests import NAME
 from kinemill.agents.settings import AgentsSettings, Hardware, parse
 from kinemill.agents.units import units_dir
 from kinemill.control.render import render_template
@@ -70,15 +71,15 @@ def test_the_role_declares_every_fact_that_the_agents_know() -> None:
 
 
 def test_units_and_hooks_call_what_there_is() -> None:
-    texts = [p.read_text() for p in units_dir().iterdir() if p.suffix in (".service", ".timer", ".path")]
+    texts = [p.read_text() for p in units_dir().iterdir() if p.suffix in (".service", ".timer", ".socket")]
     texts += [hook_path(name).read_text() for name in ("prolog", "epilog", "healthcheck")]
     called = {m for text in texts for m in re.findall(r"kinemill\.agents\.hook (\w+)", text)}
     assert called == {"prolog", "epilog", "periodic", "boot"}
     assert called <= set(CONTEXTS)
     units = {p.name for p in units_dir().iterdir()}
-    for text in texts:
-        for name in re.findall(r"^Unit=(\S+)$", text, re.MULTILINE):
-            assert name in units
+    (socket,) = re.findall(r"ListenDatagram=(\S+)", (units_dir() / "kinemill-node-ask.socket").read_text())
+    assert socket == str(AgentsSettings().run_dir / NAME)
+    assert {"kinemill-node-ask.socket", "kinemill-node-ask.service", "kinemill-node-check.timer"} <= units
 
 
 @pytest.mark.parametrize("name", ["prolog", "epilog", "healthcheck"])

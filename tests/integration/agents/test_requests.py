@@ -1,78 +1,64 @@
-"""The drop box: what a job puts there is never believed, followed, or listed by others."""
+"""A job's request: one datagram, its sender by the kernel's word, nothing left behind."""
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kinemill.agents.requests import ask, take_requests
+from kinemill.agents.requests import NAME, ask, take_requests
 from kinemill.errors import EnvironmentFault
-from support.layers import skip_if
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    """A run folder with its box, as tmpfiles.d makes it."""
-    (tmp_path / "requests").mkdir()
-    (tmp_path / "requests").chmod(0o1733)
-    return tmp_path
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    """The socket as systemd makes it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        sock.bind(str(tmp_path / NAME))
+        yield sock
 
 
-def test_a_request_is_taken_once_and_its_asker_named(run_dir: Path) -> None:
-    ask(run_dir)
-    ask(run_dir)
-    (line,) = take_requests(run_dir)
-    assert "asked 2x" in line
-    assert take_requests(run_dir) == []
+def test_requests_are_taken_once_and_their_sender_named(listener: socket.socket, tmp_path: Path) -> None:
+    ask(tmp_path)
+    ask(tmp_path)
+    assert take_requests(listener) == {os.getuid(): 2}
+    assert take_requests(listener) == {}
 
 
-def test_links_folders_pipes_and_strange_names_are_removed_and_nothing_else(run_dir: Path, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "file").write_text("precious")
-    box = run_dir / "requests"
-    (box / "link").symlink_to(victim)
-    (box / "dirlink").symlink_to(folder)
-    os.link(victim, box / "hard")
-    os.mkfifo(box / "pipe")
-    (box / "empty").mkdir()
-    (box / "full").mkdir()
-    (box / "full" / "x").touch()
-    (box / "$(reboot)\n; rm -rf .").touch()
-    os.close(os.open(os.fsencode(box) + b"/\xff\xfe", os.O_CREAT))
-    take_requests(run_dir)
-    assert victim.read_text() == "precious"
-    assert (folder / "file").read_text() == "precious"
-    assert [p.name for p in box.iterdir()] == ["full"], "a filled folder stays; it wakes nobody twice"
+def test_a_full_queue_blocks_nobody(listener: socket.socket, tmp_path: Path) -> None:
+    for _ in range(500):
+        ask(tmp_path)
+    (taken,) = take_requests(listener).values()
+    assert 0 < taken <= 500
+    assert take_requests(listener) == {}
 
 
-def test_a_box_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "file").touch()
-    (tmp_path / "requests").symlink_to(tmp_path / "elsewhere")
-    assert take_requests(tmp_path) == []
-    assert (tmp_path / "elsewhere" / "file").exists()
+def test_what_a_datagram_says_does_not_matter(listener: socket.socket, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for content in (b"", b"drain n2\n" * 1000, b"\x00\xff", b'{"uid": 0}'):
+            sender.sendto(content, str(tmp_path / NAME))
+    assert take_requests(listener) == {os.getuid(): 4}
 
 
-def test_a_flood_is_taken_in_parts(run_dir: Path) -> None:
-    for i in range(250):
-        (run_dir / "requests" / str(i)).touch()
-    assert "asked 200x" in take_requests(run_dir)[0]
-    assert "asked 50x" in take_requests(run_dir)[0]
-
-
-def test_without_a_box_the_asker_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["nothing", "a file", "a dead socket"])
+def test_where_nobody_listens_the_asker_is_told(tmp_path: Path, what: str) -> None:
+    if what == "a file":
+        (tmp_path / NAME).touch()
+    if what == "a dead socket":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.bind(str(tmp_path / NAME))
     with pytest.raises(EnvironmentFault, match="are the node agents installed"):
         ask(tmp_path)
 
 
-@skip_if(os.geteuid() != 0, "only root can own a folder as somebody else", run="make test as root")
-def test_somebody_elses_box_is_left_alone(run_dir: Path) -> None:
-    os.chown(run_dir / "requests", 1234, 1234)
-    (run_dir / "requests" / "x").touch()
-    assert "left alone" in take_requests(run_dir)[0]
-    assert (run_dir / "requests" / "x").exists()
+def test_started_by_hand_it_says_what_to_use() -> None:
+    command = [sys.executable, "-I", "-m", "kinemill.agents.requests"]
+    done = subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "kinemill-node ask" in done.stderr

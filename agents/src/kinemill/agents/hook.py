@@ -32,11 +32,6 @@ def run_hook(name: str) -> int:
     context = CheckContext(name)
     try:
         settings = load_settings(AgentsSettings, plane="agents").value
-        if context is CheckContext.PERIODIC:
-            from kinemill.agents.requests import take_requests
-
-            for line in take_requests(settings.run_dir):
-                sys.stderr.write(f"{line}\n")
         outcome = run_node(context, settings)
     except KinemillError as exc:
         sys.stderr.write(f"kinemill-node: {exc}\n")

@@ -1,7 +1,8 @@
-"""A job asks for its node to be looked at: a file in a drop box. Root believes nothing in it and checks for itself.
+"""A job asks for its node to be looked at: one datagram to a socket. Root believes nothing in it and checks for itself.
 
-The box is `<run_dir>/requests`, root's, mode 1733: anybody may put a file there, nobody else can list,
-read or replace it. Only that a file is there counts; its name, its content and its links do not.
+systemd holds the socket and starts this module when something arrives. A datagram leaves nothing on
+any disk, its queue is short, and the unit pauses after each round: whoever asks all the time gets a
+round every few seconds and nothing else.
 """
 
 from __future__ import annotations
@@ -9,66 +10,73 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import stat
+import socket
+import struct
+import sys
 from pathlib import Path
 
 from kinemill.errors import EnvironmentFault
 
-__all__ = ["BOX", "ask", "take_requests"]
+__all__ = ["NAME", "ask", "main", "take_requests"]
 
-BOX = "requests"
-_MOST = 200
+NAME = "ask.socket"
+_MOST = 1000
+_CREDENTIALS = struct.Struct("iII")
+_FIRST_FD = 3  # sd_listen_fds(3): the first descriptor that systemd hands over
 
 
 def ask(run_dir: Path) -> None:
-    """Ask root to check this node now.
+    """Ask root to check this node now; a queue that is full means that it is about to.
 
     Raises:
-        EnvironmentFault: There is no box, or it takes nothing.
+        EnvironmentFault: Nobody listens on this node.
     """
-    name = f"{os.getuid()}-{os.getpid()}-{os.urandom(4).hex()}"
-    box = run_dir / BOX
-    try:
-        os.close(os.open(box / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    except OSError as exc:
-        raise EnvironmentFault(
-            f"{box}: takes no request ({exc.strerror}); are the node agents installed on this node?"
-        ) from exc
+    path = run_dir / NAME
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+        try:
+            sender.sendto(b"?", str(path))
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            raise EnvironmentFault(
+                f"{path}: takes no request ({exc.strerror}); are the node agents installed on this node?"
+            ) from exc
 
 
-def take_requests(run_dir: Path) -> list[str]:
-    """Empty the box; one line about each asker, for the log.
-
-    A box that is not root's own folder is left alone.
-    """
-    try:
-        fd = os.open(run_dir / BOX, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return []
-    lines: list[str] = []
-    try:
-        if os.fstat(fd).st_uid != os.geteuid():
-            return [f"kinemill-node: {run_dir / BOX} is not ours and was left alone"]
-        counts: dict[int, int] = {}
-        with os.scandir(fd) as entries:
-            for number, entry in enumerate(entries):
-                if number >= _MOST:
-                    break
-                with contextlib.suppress(OSError):  # a folder, or gone meanwhile
-                    st = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
-                    if stat.S_ISDIR(st.st_mode):
-                        os.rmdir(entry.name, dir_fd=fd)
-                    else:
-                        os.unlink(entry.name, dir_fd=fd)
-                    counts[st.st_uid] = counts.get(st.st_uid, 0) + 1
-        lines = [f"kinemill-node: {_who(uid)} asked {n}x for this check" for uid, n in sorted(counts.items())]
-    finally:
-        os.close(fd)
-    return lines
+def take_requests(listener: socket.socket) -> dict[int, int]:
+    """Empty the queue: uid -> how often it asked, by the kernel's word; -1 where the kernel says nothing."""
+    listener.setblocking(False)
+    counts: dict[int, int] = {}
+    with contextlib.suppress(BlockingIOError):
+        for _ in range(_MOST):
+            _, ancillary, _, _ = listener.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+            uid = -1
+            for level, kind, data in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                    uid = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])[1]
+            counts[uid] = counts.get(uid, 0) + 1
+    return counts
 
 
 def _who(uid: int) -> str:
     try:
         return f"{pwd.getpwuid(uid).pw_name} ({uid})"
-    except KeyError:
+    except (KeyError, OverflowError):
         return f"uid {uid}"
+
+
+def main() -> int:
+    """What the socket's service runs: empty the queue, then a full round of checks."""
+    from kinemill.agents.hook import run_hook
+
+    if os.environ.get("LISTEN_FDS") != "1":
+        sys.stderr.write("kinemill-node: started by no socket; use: kinemill-node ask\n")
+        return 2
+    with socket.socket(fileno=os.dup(_FIRST_FD)) as listener:
+        for uid, times in sorted(take_requests(listener).items()):
+            sys.stderr.write(f"kinemill-node: {_who(uid)} asked {times}x for this check\n")
+    return run_hook("periodic")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
