@@ -166,7 +166,10 @@ class ChangeReader:
         with _adbc_errors(), self._connection.cursor() as cursor:
             cursor.execute(export_sql(span))
             for batch in cursor.fetch_record_batch():
-                columns = [batch.column(i).cast(field.type) for i, field in enumerate(schema)]
+                columns = [
+                    column if column.type.equals(field.type) else column.cast(field.type)
+                    for column, field in zip(batch.columns, schema, strict=True)
+                ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
