@@ -65,7 +65,7 @@ lint-floors:
 lint-yaml:
 	$(call check,.venv/bin/yamllint --strict .)
 lint-ansible:
-	$(call check,.venv/bin/ansible-lint --offline -q)
+	$(call check,.venv/bin/ansible-lint --offline -q && $(PY) tools/role_readme.py --check roles)
 
 .PHONY: test
 test: lint ## lint, then the layers unit, contract, integration, cluster, gpu in one run

@@ -16,7 +16,7 @@ from kinemill.control.sandbox import anchor, faults, images, standins
 from kinemill.control.sandbox.box import Sandbox, names, sweep
 from kinemill.control.sandbox.furnish import NodeSpec
 from kinemill.control.sandbox.names import Places
-from kinemill.errors import ConfigError, DeadlineError, ExternalError, NotFoundError, StateError
+from kinemill.errors import ConfigError, ConflictError, DeadlineError, ExternalError, NotFoundError, StateError
 from support.cluster import need_sandbox, wait_for
 
 IMAGE = "bookworm-slurm"
@@ -331,6 +331,46 @@ def test_a_node_that_never_boots_shows_its_console() -> None:
             other.on("n1")
     finally:
         other.down()
+
+
+def test_the_command_line_does_what_the_functions_do(box: Sandbox) -> None:
+    kinemill = Path(sys.executable).parent / "kinemill"
+
+    def sandbox(*words: str, status: int = 0) -> str:
+        done = call(kinemill, "sandbox", *words, "--name", box.name)
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+    shown = json.loads(sandbox("status", "--json"))
+    assert {node["name"]: node["state"] for node in shown["nodes"]}["n1"] == "up"
+    sandbox("gpu", "set", "n1", "gpu5.temperature=91")
+    assert json.loads(sandbox("gpu", "show", "n1", "--json"))["gpu5.temperature"] == "91"
+    sandbox("gpu", "set", "n1", "gpu5.temperature=")
+    assert "no GPU state" in sandbox("gpu", "set", "n1", "gpu5.temprature=91", status=78)
+    sandbox("kmsg", "n1", "NVRM: Xid 13")
+    assert "Xid 13" in box.exec("n1", ["cat", standins.KERNEL_LOG]).stdout
+    assert "Started ssh.service" in sandbox("logs", "n1", "--journal", "--lines", "500")
+    done = call(kinemill, "sandbox", "exec", "--name", box.name, "n1", "--", "sh", "-c", "hostname; exit 7")
+    assert (done.returncode, done.stdout) == (7, "n1\n")
+    # ssh by hand, through the same relay that Ansible uses
+    proxy = f"ProxyCommand={kinemill} sandbox connect --name {box.name} %h %p"
+    options = [
+        "-F",
+        "none",
+        "-o",
+        proxy,
+        "-i",
+        str(box.places.key),
+        "-o",
+        f"UserKnownHostsFile={box.places.known_hosts}",
+    ]
+    assert call("ssh", *options, "root@n1", "hostname").stdout == "n1\n"
+    assert "no node 'n9'" in sandbox("connect", "n9", "22", status=1)
+
+
+def test_a_node_is_not_taken_for_one_of_another_image(box: Sandbox) -> None:
+    with pytest.raises(ConflictError, match=f"made from {IMAGE}, not trixie-slurm"):
+        box._add([NodeSpec("n1", "trixie-slurm")], {}, wheelhouses=None, proxy=False)
 
 
 def test_bad_names_are_refused(box: Sandbox) -> None:

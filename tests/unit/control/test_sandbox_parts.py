@@ -157,7 +157,12 @@ def test_the_mirror_is_the_one_of_this_machines_apt(monkeypatch: pytest.MonkeyPa
     lines = "http://a.invalid/security/|Debian|Debian-Security|main\nhttp://b.invalid/debian/|Debian|Debian|main\n"
     monkeypatch.setattr(images, "run", lambda *_, **__: type("Done", (), {"stdout": lines})())
     assert images.host_mirror() == "http://b.invalid/debian"
-    monkeypatch.setattr(images, "run", lambda *_, **__: type("Done", (), {"stdout": ""})())
+    # and where the lists were never fetched, the one that they would come from
+    lines = "'http://a.invalid/debian-security/dists/x' y 0\n'http://b.invalid/debian/dists/bookworm/InRelease' y 0\n"
+    answers = {"indextargets": "", "--print-uris": lines}
+    monkeypatch.setattr(images, "run", lambda command, **_: type("Done", (), {"stdout": answers[command[1]]})())
+    assert images.host_mirror() == "http://b.invalid/debian"
+    answers["--print-uris"] = ""
     with pytest.raises(NotFoundError, match="KINEMILL_SANDBOX_MIRROR"):
         images.host_mirror()
 

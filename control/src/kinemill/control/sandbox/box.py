@@ -243,6 +243,8 @@ class Sandbox:
         proxy: bool,
     ) -> list[str]:
         record = self.record
+        for spec in specs:
+            self._refuse_another(spec)
         fresh = [spec for spec in specs if spec.name not in record["nodes"]]
         if not fresh:
             return []
@@ -257,6 +259,20 @@ class Sandbox:
         for node in record["nodes"]:
             self._add_hosts(node)
         return [spec.name for spec in fresh]
+
+    def _refuse_another(self, spec: NodeSpec) -> None:
+        """A node that is there is taken as it is only where it was made from the same image.
+
+        Raises:
+            ConflictError: It was made from another one.
+        """
+        with contextlib.suppress(OSError):
+            made = json.loads((self.places.node(spec.name) / "node.json").read_text(encoding="utf-8"))
+            if made["image"] != spec.image:
+                raise ConflictError(
+                    f"node {spec.name} of sandbox {self.name} is made from {made['image']}, not {spec.image}; "
+                    "take the sandbox down, or give this one another name"
+                )
 
     def _make_node(self, spec: NodeSpec, image: images.Image) -> None:
         """Mounts and network of a node, in one go inside the sandbox's namespaces."""

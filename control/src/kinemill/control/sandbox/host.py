@@ -93,8 +93,11 @@ def lacks(*, for_images: bool = False) -> list[Lack]:
     filesystems = Path("/proc/filesystems").read_text(encoding="ascii").split()
     if "overlay" not in filesystems and not Path("/sys/module/overlay").exists():
         found.append(Lack("overlayfs in the kernel", "modprobe overlay, or use a kernel that has it"))
-    if cgroup2_root() is None:
+    groups = cgroup2_root()
+    if groups is None:
         found.append(Lack("a cgroup2 mount", "mount -t cgroup2 none /sys/fs/cgroup/unified"))
+    elif not os.access(groups, os.W_OK):
+        found.append(Lack(f"the right to write in {groups}", "use a machine or a container that may make cgroups"))
     return found
 
 

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -174,8 +175,13 @@ def host_mirror() -> str:
         uri, origin, label, component = line.split("|")
         if (origin, label, component) == ("Debian", "Debian", "main"):
             return uri.rstrip("/")
+    # A machine that never updated its lists knows no origins, but it knows where it would fetch them.
+    for line in run(["apt-get", "--print-uris", "update"], check=False).stdout.splitlines():
+        match = re.match(r"'(\S+/debian)/dists/", line)
+        if match:
+            return match[1]
     raise NotFoundError(
-        "this machine's apt has no Debian mirror (or no lists: try apt-get update); "
+        "this machine's apt has no Debian mirror; "
         "set KINEMILL_SANDBOX_MIRROR to one, such as the address in a sources.list of Debian"
     )
 
