@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -77,6 +78,14 @@ class _Origin:
 
 _sources: dict[_Origin, Source] = {}
 _opening = threading.RLock()
+
+
+def _new_lock() -> None:
+    global _opening  # noqa: PLW0603 - the state of the process
+    _opening = threading.RLock()  # one that another thread held during the fork would never open again
+
+
+os.register_at_fork(after_in_child=_new_lock)
 
 
 def forget_open() -> None:
