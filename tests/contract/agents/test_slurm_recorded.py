@@ -5,14 +5,18 @@ New recordings: `KINEMILL_RECORD=1 pytest tests/cluster/agents/test_slurm_backen
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from kinemill.clock import FakeClock
 from kinemill.contracts import SlurmAdmin, SlurmJobs
+from kinemill.slurm import jsonform, text
 from kinemill.slurm.cli import CliSlurm
 from kinemill.slurm.fake import FakeSlurm
 from support.slurm_contract import SlurmContract
 from support.slurm_live import RECORDINGS, replay
+from support.slurm_raw import load
 
 FORMS = ["22.05-text", "24.11-json", "24.11-text", "26.05-json", "26.05-text"]
 
@@ -80,3 +84,22 @@ def test_a_reservation_as_recorded(form: str) -> None:
     (found,) = slurm.reservations()
     assert (found.name, found.nodes, found.users) == ("kinemill1_test", ("n1", "n2"), ("root",))
     assert {"MAINT", "IGNORE_JOBS"} <= found.flags
+
+
+@pytest.mark.parametrize("release", ["24.11", "26.05"])
+def test_raw_json_of_a_busy_cluster_is_understood(release: str) -> None:
+    nodes = {n.name: n for n in jsonform.nodes(json.dumps(load(release, "nodes.json")))}
+    assert nodes["n1"].states >= {"IDLE", "DRAIN"}
+    assert nodes["n1"].reason == "fan=3|replace by hand"
+    assert "gpu:h200:2" in nodes["n2"].gres_used
+    jobs = {j.name: j for j in jsonform.jobs(json.dumps(load(release, "jobs.json")))}
+    running = jobs["running"]
+    assert (running.state, running.nodes, running.restarts, running.exit_code) == ("RUNNING", ("n2",), 0, None)
+    assert {j.state for j in jobs.values()} >= {"FAILED", "RUNNING", "PENDING"}
+    assert "now" in {r.name for r in jsonform.reservations(json.dumps(load(release, "reservations.json")))}
+
+
+@pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
+def test_raw_text_of_reservations_is_understood(release: str) -> None:
+    found = {r.name: r for r in text.parse_reservations(load(release, "reservations.txt"))}
+    assert found["now"].end_s > found["now"].start_s
