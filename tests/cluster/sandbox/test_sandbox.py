@@ -256,8 +256,9 @@ def test_two_sandboxes_have_the_same_addresses_and_do_not_meet(box: Sandbox) -> 
     assert box.exec("n1", ["cat", "/srv/who"]).stdout == "first\n"
 
 
-def test_a_killed_up_leaves_nothing_after_down(box: Sandbox) -> None:
-    # given `up`, killed in the middle of making a node
+@pytest.mark.parametrize("again", [False, True], ids=["then-down", "then-up"])
+def test_a_killed_up_can_be_taken_down_or_done_again(box: Sandbox, again: bool) -> None:
+    # given `up`, killed in the middle of making nodes
     name = tag("k")
     kinemill = Path(sys.executable).parent / "kinemill"
     command = [kinemill, "sandbox", "up", "--name", name, "--nodes", "ctl,n1,n2", "--image", IMAGE]
@@ -266,6 +267,14 @@ def test_a_killed_up_leaves_nothing_after_down(box: Sandbox) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert traces(places) != []
+    # when it is done again, then the half-made nodes are made anew
+    if again:
+        done = call(*command, "--json")
+        assert done.returncode == 0, done.stderr
+        assert [node["state"] for node in json.loads(done.stdout)["nodes"]] == ["up", "up", "up"]
+        found = Sandbox.open(name)
+        assert call("ssh", "-F", found.places.ssh_config, "n2", "hostname").stdout == "n2\n"
+        places = found.places
     # when it is taken down
     done = call(kinemill, "sandbox", "down", "--name", name, "--json")
     assert done.returncode == 0, done.stderr

@@ -186,7 +186,7 @@ def detach(
         )
     if done.returncode != 0:
         raise ExternalError(f"{command[0]} could not be started (setsid: {done.returncode})")
-    until(f"start of {command[0]}", pid_file.is_file, deadline_s=10, every_s=0.005)
+    until(f"start of {command[0]}", pid_file.is_file, deadline_s=30, every_s=0.005)
     return int(pid_file.read_text())
 
 
@@ -216,7 +216,7 @@ def start(places: Places, lock_fd: int) -> int:
     env = {"PATH": "/usr/bin:/bin"}
     pid = detach(command, cgroup=places.cgroup, pid_file=pid_file, log=log, env=env, lock_fd=lock_fd)
     os.close(lock_fd)
-    until("anchor", lambda: _is_anchor(pid) or not alive(pid), deadline_s=10, every_s=0.005)
+    until("anchor", lambda: _is_anchor(pid) or not alive(pid), deadline_s=30, every_s=0.005)
     if not alive(pid):
         raise ExternalError(f"no namespaces: may this container make them? {log.read_text().strip()[-500:]}")
     script = f"""

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ from kinemill.process import ProcessId
 
 __all__ = ["NodeStatus", "Sandbox", "names", "sweep", "temporary"]
 
-_BOOT_DEADLINE_S = 60
+_BOOT_DEADLINE_S = 120
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DEFAULT_NAME = "default"
 
@@ -245,10 +246,13 @@ class Sandbox:
         record = self.record
         for spec in specs:
             self._refuse_another(spec)
-        fresh = [spec for spec in specs if spec.name not in record["nodes"]]
+        # A node without node.json was being made when its maker was killed.
+        fresh = [spec for spec in specs if not (self.places.node(spec.name) / "node.json").is_file()]
         if not fresh:
             return []
-        record["nodes"] = [*record["nodes"], *(spec.name for spec in fresh)]
+        for spec in fresh:
+            self._clear(spec.name)
+        record["nodes"] = [*record["nodes"], *(spec.name for spec in fresh if spec.name not in record["nodes"])]
         self._write_record(record)
         for spec in fresh:
             self._make_node(spec, found[spec.image])
@@ -259,6 +263,22 @@ class Sandbox:
         for node in record["nodes"]:
             self._add_hosts(node)
         return [spec.name for spec in fresh]
+
+    def _clear(self, node: str) -> None:
+        """Remove what a killed command made of a node; harmless where that is nothing."""
+        folder = self.places.node(node)
+        if not folder.is_dir():
+            return
+        script = f"""
+        for part in root layer net; do umount --lazy {folder}/$part 2>/dev/null || :; done
+        ip link delete v-{node} 2>/dev/null || :
+        """
+        anchor.inside(self.places, ["/bin/sh", "-uc", script])
+        shutil.rmtree(folder)
+        if self.places.known_hosts.is_file():
+            lines = self.places.known_hosts.read_text(encoding="ascii").splitlines(keepends=True)
+            kept = [line for line in lines if not line.startswith(f"{node} ")]
+            self.places.known_hosts.write_text("".join(kept), encoding="ascii")
 
     def _refuse_another(self, spec: NodeSpec) -> None:
         """A node that is there is taken as it is only where it was made from the same image.
@@ -314,7 +334,9 @@ class Sandbox:
             binds.append(f"--bind-ro={wheelhouses.resolve()}:/srv/wheelhouses")
         node: dict[str, object] = {"name": spec.name, "image": spec.image, "binds": binds}
         node["hardware"] = None if spec.hardware is None else asdict(spec.hardware)
-        (folder / "node.json").write_text(json.dumps(node, indent=2) + "\n", encoding="utf-8")
+        temporary = folder / "node.json.tmp"
+        temporary.write_text(json.dumps(node, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(folder / "node.json")
 
     def use_library(self, node: str, variant: str) -> None:
         """Swap the node's stub library: `whole`, `partial`, `empty`, or `absent`."""

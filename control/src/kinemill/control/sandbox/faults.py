@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["clock", "cut", "fill_disk", "free_disk", "partition", "proxy", "reboot", "shape"]
 
-_BOOT_DEADLINE_S = 60
+_BOOT_DEADLINE_S = 120
 
 
 def cut(box: Sandbox, node: str) -> None:
