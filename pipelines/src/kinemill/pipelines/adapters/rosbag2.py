@@ -101,9 +101,16 @@ def _rosbag1(path: Path, found: dict[str, Channel]) -> Iterator[Row]:
                 "run `rosbag reindex` on it and send it again"
             ) from exc
         raise CorruptError(f"{path.name}: not a sound ROS 1 bag ({text})") from exc
-    except (struct.error, EOFError, ValueError, RuntimeError, OSError, AssertionError, KeyError) as exc:
-        if isinstance(exc, DataError):
-            raise
+    except (
+        struct.error,
+        EOFError,
+        ValueError,
+        RuntimeError,
+        OSError,
+        AssertionError,
+        ArithmeticError,
+        LookupError,
+    ) as exc:
         raise CorruptError(f"{path.name}: a record is damaged after {count} messages ({exc})") from exc
     if count != expected:
         raise DataError(f"{path.name}: {count} messages read, its index names {expected}")
@@ -156,7 +163,14 @@ def _mcap(path: Path, found: dict[str, Channel], notes: set[str]) -> Iterator[Ro
                 f"{path.name}: it ends in the middle of a record after {count} whole messages: "
                 "the copy or the recorder was cut off; send the file again"
             ) from exc
-        except (mcap_errors.McapError, zstandard.ZstdError, RuntimeError, ValueError) as exc:
+        except (
+            mcap_errors.McapError,
+            zstandard.ZstdError,
+            RuntimeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+        ) as exc:
             raise CorruptError(f"{path.name}: a record is damaged after {count} messages ({exc})") from exc
     if not finished:
         raise TruncatedError(f"{path.name}: it has no footer after {count} messages: the recorder was cut off")
