@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -18,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kinemill.control.sandbox import anchor, furnish, images, standins
+from kinemill.control.sandbox import anchor, furnish, images, node_parts
 from kinemill.control.sandbox.furnish import NodeSpec
 from kinemill.control.sandbox.host import require, run, state_root
-from kinemill.control.sandbox.names import BRIDGE, PREFIX_BITS, Places, check_name, node_address
+from kinemill.control.sandbox.names import Places, check_name, node_address
 from kinemill.errors import (
     ConfigError,
     ConflictError,
@@ -184,7 +183,7 @@ class Sandbox:
                     folder.mkdir(exist_ok=True)
                 places.shared.chmod(0o1777)
                 run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "sandbox", "-f", places.key])
-                box._write_ssh_config()
+                node_parts.write_ssh_config(box)
                 link = state_root() / "by-name" / name
                 link.parent.mkdir(exist_ok=True)
                 link.symlink_to(Path("..") / str(places.id))
@@ -251,34 +250,18 @@ class Sandbox:
         if not fresh:
             return []
         for spec in fresh:
-            self._clear(spec.name)
+            node_parts.clear(self, spec.name)
         record["nodes"] = [*record["nodes"], *(spec.name for spec in fresh if spec.name not in record["nodes"])]
         self._write_record(record)
         for spec in fresh:
-            self._make_node(spec, found[spec.image])
+            node_parts.make(self, spec, found[spec.image])
         public = self.places.key.with_suffix(".pub").read_text(encoding="ascii")
         for spec in fresh:
             self._furnish(spec, public, wheelhouses=wheelhouses, proxy=proxy)
-        self._write_ssh_config()
+        node_parts.write_ssh_config(self)
         for node in record["nodes"]:
             self._add_hosts(node)
         return [spec.name for spec in fresh]
-
-    def _clear(self, node: str) -> None:
-        """Remove what a killed command made of a node; harmless where that is nothing."""
-        folder = self.places.node(node)
-        if not folder.is_dir():
-            return
-        script = f"""
-        for part in root layer net; do umount --lazy {folder}/$part 2>/dev/null || :; done
-        ip link delete v-{node} 2>/dev/null || :
-        """
-        anchor.inside(self.places, ["/bin/sh", "-uc", script])
-        shutil.rmtree(folder)
-        if self.places.known_hosts.is_file():
-            lines = self.places.known_hosts.read_text(encoding="ascii").splitlines(keepends=True)
-            kept = [line for line in lines if not line.startswith(f"{node} ")]
-            self.places.known_hosts.write_text("".join(kept), encoding="ascii")
 
     def _refuse_another(self, spec: NodeSpec) -> None:
         """A node that is there is taken as it is only where it was made from the same image.
@@ -293,32 +276,6 @@ class Sandbox:
                     f"node {spec.name} of sandbox {self.name} is made from {made['image']}, not {spec.image}; "
                     "take the sandbox down, or give this one another name"
                 )
-
-    def _make_node(self, spec: NodeSpec, image: images.Image) -> None:
-        """Mounts and network of a node, in one go inside the sandbox's namespaces."""
-        folder = self.places.node(spec.name)
-        for part in ("layer", "root"):
-            (folder / part).mkdir(parents=True, exist_ok=True)
-        (folder / "net").touch()
-        if spec.hardware is not None:
-            standins.create(folder / "stand-ins", spec.hardware, seed=spec.name)
-        (folder / "stand-ins").mkdir(exist_ok=True)
-        port, address = f"v-{spec.name}", self.address(spec.name)
-        script = f"""
-        cd {folder}
-        mount -t tmpfs -o size={spec.disk},mode=755 kinemill layer
-        mkdir layer/up layer/work
-        mount -t overlay kinemill root \
-          -o lowerdir={image.root},upperdir={folder}/layer/up,workdir={folder}/layer/work,volatile
-        unshare --net={folder}/net true
-        ip link add {port} type veth peer name eth0 netns {folder}/net
-        ip link set {port} master {BRIDGE} up
-        nsenter --net={folder}/net sh -euc '
-          ip link set lo up
-          ip addr add {address}/{PREFIX_BITS} dev eth0
-          ip link set eth0 up'
-        """
-        anchor.inside(self.places, ["/bin/sh", "-euc", script])
 
     def _furnish(self, spec: NodeSpec, public_key: str, *, wheelhouses: Path | None, proxy: bool) -> None:
         """Identity, keys, package sources, stand-ins and files of a node before its first boot."""
@@ -499,24 +456,6 @@ class Sandbox:
         anchor.until("package proxy", lambda: pid_file.is_file() or not anchor.alive(pid), deadline_s=20)
         if not anchor.alive(pid):
             raise ExternalError(f"the package relay did not start: {log.read_text(errors='replace').strip()[-500:]}")
-
-    def _write_ssh_config(self) -> None:
-        """Settings for a stock ssh: `ssh -F <this> NODE`."""
-        connect = f"{sys.executable} -m kinemill.control.sandbox.connect {self.places.id} %h %p"
-        text = (
-            f"Host {' '.join(self.nodes) or 'none'}\n"
-            "  User root\n"
-            f"  ProxyCommand {connect}\n"
-            f"  IdentityFile {self.places.key}\n"
-            "  IdentitiesOnly yes\n"
-            f"  UserKnownHostsFile {self.places.known_hosts}\n"
-            "  GlobalKnownHostsFile /dev/null\n"
-            "  StrictHostKeyChecking yes\n"
-            "  LogLevel ERROR\n"
-        )
-        temporary = self.places.ssh_config.with_suffix(".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self.places.ssh_config)
 
 
 def _child_environment() -> dict[str, str]:
