@@ -21,7 +21,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def corpus(folder: Path, *, blind: int = 0) -> tuple[str, str]:
-    """Four episodes of 30 frames (three to train on), and `blind` ones without cameras.
+    """Four episodes of 30 frames (three to train on); ahead of them `blind` ones without cameras.
 
     Returns:
         The store's URL and the manifest's id.
@@ -29,7 +29,7 @@ def corpus(folder: Path, *, blind: int = 0) -> tuple[str, str]:
     store = FileStore(folder / "store")
     rows: list[dict[str, Any]] = []
     for index in range(4 + blind):
-        cameras = index < 4
+        cameras = index >= blind
         receipt = _write(folder / f"{index}.mcap", index, cameras=cameras)
         publish_episode(store, folder / f"{index}.mcap", receipt)
         topics, packed = Layout.from_receipt(receipt).columns()
@@ -38,7 +38,7 @@ def corpus(folder: Path, *, blind: int = 0) -> tuple[str, str]:
                 "receipt": receipt,
                 "topics": topics,
                 "layout": packed,
-                "split": "val" if index == 3 else "train",
+                "split": "val" if index == blind else "train",
                 "frames": FRAMES if cameras else 0,
             }
         )

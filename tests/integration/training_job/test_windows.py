@@ -87,7 +87,7 @@ def test_a_split_without_episodes_is_named(config: JobConfig) -> None:
 
 
 def test_a_recording_without_cameras_has_no_samples(tmp_path: Path) -> None:
-    # given the same corpus with one episode more, which has no camera
+    # given the same corpus with one episode ahead of the others that has no camera
     store, manifest = corpus(tmp_path, blind=1)
     data = DataConfig(manifest=manifest, store=store, width=32, height=24, mode="in_memory")
     source = open_windows(JobConfig(run=str(tmp_path / "run"), data=data, train=TrainConfig(batch=8)), 0, 1)
