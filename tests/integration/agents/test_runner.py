@@ -172,7 +172,23 @@ def test_a_child_that_cannot_be_killed_is_left_and_counted(
         os.waitpid(pid, 0)
 
 
+@pytest.mark.parametrize("runs", [50, pytest.param(1000, marks=pytest.mark.full("agents"))])
+def test_run_after_run_leaves_no_zombie_and_no_descriptor(probes: Callable[..., None], runs: int) -> None:
+    def boom(ctx: Context, emit: Emit) -> None:
+        raise RuntimeError("broken")
+
+    probes(good=lambda ctx, emit: emit("good", 1), boom=boom, hang=hang)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for turn in range(runs):
+        names = ["good", "boom", *(["hang"] if turn % 50 == 0 else [])]
+        run_probes(context(), names, timeout_s=0.2 if "hang" in names else 60)
+    assert no_children()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_one_flaky_answer_condemns_nobody(probes: Callable[..., None], tmp_path: Path) -> None:
+    """nebius/soperator#1232: a GPU count that was short only at the start of slurmd is measured again."""
+
     def flaky(ctx: Context, emit: Emit) -> None:
         seen = tmp_path / "seen"
         emit("flaky", 1 if seen.exists() else 0)
