@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kinemill.errors import ConfigError, NotFoundError
+from kinemill.records import nearest
 
 __all__ = ["render_template", "roles_dir"]
 
@@ -39,7 +40,7 @@ def render_template(role: str, template: str, variables: Mapping[str, Any], *, r
         The text.
 
     Raises:
-        ConfigError: It does not render.
+        ConfigError: It does not render, or the role has no such variable.
     """
     from ansible.errors import AnsibleError
     from ansible.parsing.dataloader import DataLoader
@@ -52,6 +53,10 @@ def render_template(role: str, template: str, variables: Mapping[str, Any], *, r
         for one in ("platform_defaults", role):
             defaults = folder / one / "defaults" / "main.yml"
             merged |= loader.load_from_file(str(defaults), trusted_as_template=True) or {}
+        for name in variables:
+            if name not in merged:
+                close = nearest(name, merged)
+                raise ConfigError(f"role {role} has no variable {name}" + (f"; did you mean {close}?" if close else ""))
         source = trust_as_template((folder / role / "templates" / template).read_text(encoding="utf-8"))
         return str(Templar(loader=loader, variables={**merged, **variables}).template(source))
     except AnsibleError as error:
