@@ -44,7 +44,7 @@ def make_folder(folder: Path) -> None:
             errno.EDQUOT: "your disk quota is used up",
         }.get(exc.errno or 0, exc.strerror or str(exc))
         raise EnvironmentFault(
-            f"{folder}: {why}; name a folder that you can write: make demo-local DEMO_DIR=/path/to/folder"
+            f"{folder}: {why}; name a folder that you can write: --dir /path, or make demo-local DEMO_DIR=/path"
         ) from exc
     owner = (folder / "state").stat()
     if owner.st_uid != os.geteuid() or not stat.S_ISDIR(owner.st_mode):

@@ -32,7 +32,9 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(EnvironmentFault, match=rf"{said}; name a folder that you can write: make demo-local DEMO_DIR="):
+    with pytest.raises(
+        EnvironmentFault, match=rf"{said}; name a folder that you can write: --dir /path, or make demo-local DEMO_DIR="
+    ):
         preflight.make_folder(tmp_path / "demo")
 
 
