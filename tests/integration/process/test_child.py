@@ -129,9 +129,9 @@ def test_a_long_path_gets_a_short_place_for_its_socket(tmp_path: Path) -> None:
 def test_state_root_needs_no_runtime_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setenv("HOME", "/home/u")
+    monkeypatch.setenv("HOME", "/somewhere/u")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    assert state_root() == Path("/home/u/.local/state/kinemill/servers")
+    assert state_root() == Path("/somewhere/u/.local/state/kinemill/servers")
     monkeypatch.setenv("XDG_STATE_HOME", "/s")
     assert state_root() == Path("/s/kinemill/servers")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -11,9 +10,9 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from kinemill.contracts import EpisodeState, QuarantineRecord, Rendition, RunStatus, StepResult
-from kinemill.errors import ConflictError, CorruptError, DataError, NotFoundError
+from kinemill.errors import ConflictError, CorruptError, NotFoundError
+from kinemill.pipelines.catalog import manifests, reading, schema, steps, verdicts
 from kinemill.pipelines.catalog import register as _register
-from kinemill.pipelines.catalog import schema, steps
 from kinemill.pipelines.catalog.database import catalog_url, connect_engine, public_url, translated
 from kinemill.pipelines.catalog.records import (
     EpisodeCard,
@@ -180,8 +179,8 @@ class Catalog:
         """
         with self.transaction(f"registering {len(pairs)} episodes") as connection:
             done = _register.register(connection, pairs, delivery_id=delivery_id, batch=batch, verified=verified)
-            _record_quality(connection, quality)
-            _record_labels(connection, labels)
+            verdicts.record_quality(connection, quality)
+            verdicts.record_labels(connection, labels)
             return done
 
     def mark_verified(self, etags: Mapping[str, str], *, sizes: Mapping[str, int] | None = None) -> int:
@@ -268,56 +267,24 @@ class Catalog:
     def record_quality(self, results: Sequence[QualityRecord]) -> None:
         """Write check results; the same check and version again replaces its result."""
         with self.transaction(f"recording {len(results)} quality results") as connection:
-            _record_quality(connection, results)
+            verdicts.record_quality(connection, results)
 
     def record_labels(self, labels: Sequence[LabelRecord]) -> None:
         """Write labels; the same label again replaces its score, and un-retracts it."""
         with self.transaction(f"recording {len(labels)} labels") as connection:
-            _record_labels(connection, labels)
+            verdicts.record_labels(connection, labels)
 
     def retract_labels(self, labels: Sequence[LabelRecord]) -> int:
         """Take labels back; they stay in the record, marked."""
         with self.transaction(f"retracting {len(labels)} labels") as connection:
-            return connection.execute(
-                sa.text("""
-                    update kinemill.label l set retracted_at = clock_timestamp()
-                    from unnest(cast(:ids as uuid[]), cast(:sets as text[]), cast(:labels as text[])) u (id,
-                        label_set, label)
-                    where l.episode_id = u.id and l.label_set = u.label_set and l.label = u.label
-                        and l.retracted_at is null
-                """),
-                {
-                    "ids": [one.episode_id for one in labels],
-                    "sets": [one.label_set for one in labels],
-                    "labels": [one.label for one in labels],
-                },
-            ).rowcount
+            return verdicts.retract_labels(connection, labels)
 
     def record_quarantine(self, found: Sequence[QuarantineRecord]) -> int:
         """Note what was put aside and why; the same finding again is no new row. How many were new."""
         if not found:
             return 0
         with self.transaction(f"recording {len(found)} quarantined items") as connection:
-            return connection.execute(
-                sa.text("""
-                    insert into kinemill.quarantine (source, stage, code, message, episode_id, batch, evidence)
-                    select source, stage, code, message, episode_id, batch, cast(evidence as jsonb) from unnest(
-                        cast(:source as text[]), cast(:stage as text[]), cast(:code as text[]),
-                            cast(:message as text[]),
-                        cast(:episode_id as uuid[]), cast(:batch as text[]), cast(:evidence as text[]))
-                        u (source, stage, code, message, episode_id, batch, evidence)
-                    on conflict (identity) do nothing
-                """),
-                {
-                    **{
-                        name: [plain_text(getattr(one, name), f"quarantine {name}") for one in found]
-                        for name in ("source", "stage", "code", "message")
-                    },
-                    "episode_id": [one.episode_id for one in found],
-                    "batch": [one.batch for one in found],
-                    "evidence": [plain_json(one.evidence, "evidence") for one in found],
-                },
-            ).rowcount
+            return verdicts.record_quarantine(connection, found)
 
     # ---- runs and steps
 
@@ -392,79 +359,17 @@ class Catalog:
             DataError: An episode that the catalog does not know.
         """
         with self.transaction(f"recording manifest {manifest.id}") as connection:
-            number = connection.execute(
-                sa.text("""
-                    insert into kinemill.manifest (id, object_key, spec_sha256, sha256, snapshot_id, seed, row_count,
-                        size_bytes, hours, creator, details)
-                    values (:id, :object_key, :spec, :sha, :snapshot_id, :seed, :rows, :size_bytes, :hours, :creator,
-                        cast(:details as jsonb))
-                    on conflict (id) do nothing returning number
-                """),
-                {
-                    "id": plain_text(manifest.id, "manifest id"),
-                    "object_key": plain_text(manifest.object_key, "object_key"),
-                    "spec": bytes.fromhex(manifest.spec_sha256),
-                    "sha": bytes.fromhex(manifest.sha256),
-                    "snapshot_id": manifest.snapshot_id,
-                    "seed": manifest.seed,
-                    "rows": manifest.rows,
-                    "size_bytes": manifest.size_bytes,
-                    "hours": manifest.hours,
-                    "creator": plain_text(manifest.creator, "creator"),
-                    "details": plain_json(manifest.details, "details"),
-                },
-            ).scalar_one_or_none()
-            if number is None:
-                known = connection.execute(
-                    sa.text("select sha256 from kinemill.manifest where id = :id"), {"id": manifest.id}
-                ).scalar_one()
-                if bytes(known).hex() != manifest.sha256:
-                    raise ConflictError(f"manifest {manifest.id} is recorded with other content")
-                return False
-            driver = connection.connection.driver_connection
-            assert driver is not None  # noqa: S101 - the connection is open
-            with (
-                driver.cursor() as cursor,
-                cursor.copy(
-                    "copy kinemill.manifest_use (manifest_number, episode_id) from stdin with (format binary)"
-                ) as copy,
-            ):
-                copy.set_types(["int4", "uuid"])
-                seen: set[bytes] = set()
-                for one in episode_ids:
-                    key = one if isinstance(one, bytes) else uuid.UUID(one).bytes
-                    if key not in seen:  # two renditions of one episode are one use
-                        seen.add(key)
-                        copy.write_row((number, uuid.UUID(bytes=key)))
-            return True
+            return manifests.record(connection, manifest, episode_ids)
 
     def manifests_of(self, episode_id: str) -> list[str]:
         """Ids of the manifests that hold an episode."""
         with self.transaction(f"reading the manifests of {episode_id}") as connection:
-            return list(
-                connection.execute(
-                    sa.text("""
-                        select m.id from kinemill.manifest m
-                            join kinemill.manifest_use u on u.manifest_number = m.number
-                        where u.episode_id = cast(:id as uuid) order by m.number
-                    """),
-                    {"id": episode_id},
-                ).scalars()
-            )
+            return manifests.manifests_of(connection, episode_id)
 
     def withdrawn_in(self, manifest_id: str) -> dict[str, str]:
         """Episodes of a manifest that are retired or purged: id to `retired` or `purged`."""
         with self.transaction(f"reading manifest {manifest_id}") as connection:
-            rows = connection.execute(
-                sa.text("""
-                    select e.id::text, case when e.purged_at is null then 'retired' else 'purged' end
-                    from kinemill.manifest m join kinemill.manifest_use u on u.manifest_number = m.number
-                    join kinemill.episode e on e.id = u.episode_id
-                    where m.id = :id and e.state = 'retired' order by e.id
-                """),
-                {"id": manifest_id},
-            )
-            return {str(row[0]): str(row[1]) for row in rows}
+            return manifests.withdrawn_in(connection, manifest_id)
 
     # ---- reading
 
@@ -489,198 +394,25 @@ class Catalog:
         limit: int = 10_000,
     ) -> list[EpisodeRow]:
         """Episodes in order of id; page on with `after`."""
-        wheres = ["true"]
-        values: dict[str, Any] = {"limit": limit}
-        for name, value, condition in (
-            ("ids", None if ids is None else list(ids), "e.id = any(cast(:ids as uuid[]))"),
-            ("batch", batch, "e.batch = :batch"),
-            ("state", None if state is None else state.value, "e.state = :state"),
-            ("after", after, "e.id > cast(:after as uuid)"),
-        ):
-            if value is not None:
-                wheres.append(condition)
-                values[name] = value
         with self.transaction("reading episodes") as connection:
-            rows = connection.execute(
-                sa.text(f"""
-                    select e.id::text as id, v.name as vendor, e.vendor_key, r.name as robot, t.name as task,
-                        e.instruction,
-                        e.language, e.split, e.site, e.recorded_at, e.frames, e.fps, e.duration_ns, e.state,
-                            e.row_version,
-                        e.batch, d.name as delivery, e.degraded_steps, e.purged_at
-                    from kinemill.episode e
-                    join kinemill.vendor v on v.id = e.vendor_id
-                    join kinemill.robot r on r.id = e.robot_id
-                    join kinemill.task t on t.id = e.task_id
-                    left join kinemill.delivery d on d.id = e.delivery_id
-                    where {" and ".join(wheres)} order by e.id limit :limit
-                """),  # noqa: S608 - the conditions are the constants above
-                values,
-            ).all()
-        return [_episode_row(row) for row in rows]
+            return reading.episodes(connection, ids=ids, batch=batch, state=state, after=after, limit=limit)
 
     def find(self, vendor: str, vendor_keys: Sequence[str]) -> dict[str, str]:
         """Vendor key to episode id, for those that the catalog knows."""
         with self.transaction(f"looking up {len(vendor_keys)} episodes of {vendor}") as connection:
-            rows = connection.execute(
-                sa.text("""
-                    select e.vendor_key, e.id::text from kinemill.episode e join kinemill.vendor v on v.id = e.vendor_id
-                    where v.name = :vendor and e.vendor_key = any(cast(:keys as text[]))
-                """),
-                {"vendor": vendor, "keys": list(vendor_keys)},
-            )
-            return {str(row[0]): str(row[1]) for row in rows}
+            return reading.find(connection, vendor, vendor_keys)
 
     def renditions(self, episode_ids: Sequence[str], *, all_versions: bool = False) -> list[Rendition]:
         """Renditions with their receipts, current ones unless `all_versions`; in order of episode and profile."""
         with self.transaction("reading renditions") as connection:
-            rows = connection.execute(
-                sa.text("""
-                    select r.episode_id::text as episode_id, r.profile, r.object_key, r.etag, c.receipt
-                    from kinemill.rendition r join kinemill.rendition_receipt c on c.rendition_id = r.id
-                    where r.episode_id = any(cast(:ids as uuid[])) and (r.current or :all)
-                    order by r.episode_id, r.profile, r.id
-                """),
-                {"ids": list(episode_ids), "all": all_versions},
-            ).all()
-        return [
-            Rendition(
-                row.episode_id, row.profile, row.object_key, _register.unpack_receipt(bytes(row.receipt)), row.etag
-            )
-            for row in rows
-        ]
+            return reading.renditions(connection, episode_ids, all_versions=all_versions)
 
     def quarantined(self, *, batch: str | None = None, limit: int = 10_000) -> list[QuarantineRecord]:
         """What was put aside and not resolved, oldest first."""
         with self.transaction("reading the quarantine") as connection:
-            rows = connection.execute(
-                sa.text("""
-                    select source, stage, code, message, episode_id::text as episode_id, batch, evidence,
-                        (extract(epoch from at) * 1000000)::bigint * 1000 as at_ns
-                    from kinemill.quarantine where resolved_at is null
-                        and (cast(:batch as text) is null or batch = :batch)
-                    order by id limit :limit
-                """),
-                {"batch": batch, "limit": limit},
-            ).all()
-        return [
-            QuarantineRecord(
-                source=row.source,
-                stage=row.stage,
-                code=row.code,
-                message=row.message,
-                episode_id=row.episode_id,
-                batch=row.batch,
-                at_ns=row.at_ns,
-                evidence={str(k): str(v) for k, v in row.evidence.items()},
-            )
-            for row in rows
-        ]
+            return verdicts.quarantined(connection, batch=batch, limit=limit)
 
     def counts(self) -> dict[str, int]:
         """Episodes by state, and the other tables' sizes."""
         with self.transaction("counting") as connection:
-            found = {
-                str(s): int(n)
-                for s, n in connection.execute(sa.text("select state, count(*) from kinemill.episode group by state"))
-            }
-            tables = ("delivery", "rendition", "quality_result", "label", "quarantine", "run_step", "manifest", "purge")
-            counted = connection.execute(
-                sa.text(" union all ".join(f"select '{t}' as t, count(*) as n from kinemill.{t}" for t in tables))  # noqa: S608
-            )
-            found.update({str(t): int(n) for t, n in counted})
-        return found
-
-
-def _record_quality(connection: sa.Connection, results: Sequence[QualityRecord]) -> None:
-    if not results:
-        return
-    if len({(one.episode_id, one.object_key, one.check, one.version) for one in results}) < len(results):
-        raise DataError("the same check of the same episode twice in one call")
-    written = connection.execute(
-        sa.text("""
-            insert into kinemill.quality_result as q (episode_id, rendition_id, check_name, check_version, critical,
-                passed,
-                score, message, evidence)
-            select u.id, r.id, u.check_name, u.check_version, u.critical, u.passed, u.score, u.message,
-                cast(u.evidence as jsonb)
-            from unnest(cast(:id as uuid[]), cast(:key as text[]), cast(:check as text[]), cast(:version as integer[]),
-                cast(:critical as boolean[]), cast(:passed as boolean[]), cast(:score as double precision[]),
-                cast(:message as text[]), cast(:evidence as text[]))
-                u (id, object_key, check_name, check_version, critical, passed, score, message, evidence)
-            left join kinemill.rendition r on r.object_key = u.object_key and r.episode_id = u.id
-            where u.object_key is null or r.id is not null
-            order by u.id, u.check_name
-            on conflict (episode_id, rendition_id, check_name,
-                check_version) do update set critical = excluded.critical,
-                passed = excluded.passed, score = excluded.score, message = excluded.message,
-                    evidence = excluded.evidence,
-                at = clock_timestamp()
-        """),
-        {
-            "id": [one.episode_id for one in results],
-            "key": [one.object_key for one in results],
-            "check": [plain_text(one.check, "check") for one in results],
-            "version": [one.version for one in results],
-            "critical": [one.critical for one in results],
-            "passed": [one.passed for one in results],
-            "score": [one.score for one in results],
-            "message": [plain_text(one.message, "message") for one in results],
-            "evidence": [plain_json(one.evidence, "evidence") for one in results],
-        },
-    ).rowcount
-    if written < len(results):
-        raise NotFoundError(
-            f"{len(results) - written} of {len(results)} results name an object that its episode has not"
-        )
-
-
-def _record_labels(connection: sa.Connection, labels: Sequence[LabelRecord]) -> None:
-    if not labels:
-        return
-    connection.execute(
-        sa.text("""
-            insert into kinemill.label as l (episode_id, label_set, label, score, author)
-            select * from unnest(cast(:id as uuid[]), cast(:label_set as text[]), cast(:label as text[]),
-                cast(:score as double precision[]), cast(:author as text[])) order by 1, 2, 3
-            on conflict (episode_id, label_set, label) do update set score = excluded.score, author = excluded.author,
-                at = clock_timestamp(), retracted_at = null
-        """),
-        {
-            "id": [one.episode_id for one in labels],
-            "label_set": [plain_text(one.label_set, "label set") for one in labels],
-            "label": [plain_text(one.label, "label") for one in labels],
-            "score": [one.score for one in labels],
-            "author": [plain_text(one.author, "author") for one in labels],
-        },
-    )
-
-
-def _episode_row(row: Any) -> EpisodeRow:
-    recorded_at_ns = None if row.recorded_at is None else round(row.recorded_at.timestamp() * 1e6) * 1000
-    card = EpisodeCard(
-        episode_id=row.id,
-        vendor=row.vendor,
-        vendor_key=row.vendor_key,
-        robot=row.robot,
-        task=row.task,
-        instruction=row.instruction,
-        language=row.language,
-        split=row.split,
-        site=row.site,
-        recorded_at_ns=recorded_at_ns,
-        frames=row.frames,
-        fps=row.fps,
-    )
-    return EpisodeRow(
-        card=card,
-        state=EpisodeState(row.state),
-        row_version=row.row_version,
-        batch=row.batch,
-        delivery=row.delivery,
-        duration_ns=row.duration_ns,
-        frames=row.frames,
-        fps=row.fps,
-        degraded_steps=tuple(row.degraded_steps),
-        purged=row.purged_at is not None,
-    )
+            return reading.counts(connection)
