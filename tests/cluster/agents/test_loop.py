@@ -57,7 +57,7 @@ def test_a_healthy_node_passes_everything_and_explains_itself(agents: Agents) ->
     assert {r["status"] for r in results.values()} <= {"OK", "SKIP"}, done.stdout
     for check in ("gpu.nvml", "gpu.count", "gpu.ecc", "net.infiniband", "disk.nvme", "disk.local", "container.run"):
         assert results[check]["status"] == "OK", check
-    assert results["disk.nvme"]["evidence"]["nvme0"].startswith("percentage_used 3")
+    assert "percentage_used 3" in results["disk.nvme"]["evidence"]["nvme0"]
     text = agents.node("n1", "explain", "gpu.ecc").stdout
     assert "now: OK" in text
     facts = json.loads(agents.node("n1", "facts", "--json").stdout)
@@ -182,7 +182,7 @@ def test_a_job_asks_and_root_checks_for_itself(agents: Agents) -> None:
     wait_for("the log", lambda: "researcher (2000) asked 1x" in box.journal("n1"))
     # and a node that is really sick is drained, however often it is asked
     agents.gpu("n1", gpu2__lost="1")
-    for _ in range(30):
+    for _ in range(8):
         box.exec("n1", words)
     event = wait_for("drain", lambda: reason_event(agents, "n1"), deadline_s=90)
     assert (event.check, event.code) == ("gpu.count", "gpu_lost")
