@@ -78,7 +78,7 @@ def test_probing_finds_the_form_of_the_release(slurm_cluster: Get) -> None:
     for suite, has_json in (("bookworm", False), ("trixie", True)):
         backend = CliSlurm(run_on(slurm_cluster(suite)), timeout_s=60)
         assert len(backend.nodes()) == 2
-        assert backend._speaks_json() is has_json
+        assert backend._json is has_json
 
 
 def test_a_reason_of_three_thousand_characters_and_one_that_forges_lines(cluster: Cluster, slurm: CliSlurm) -> None:

@@ -35,7 +35,7 @@ FACTS: dict[str, Any] = {
 
 
 def rendered(**variables: Any) -> AgentsSettings:
-    return parse(render_template("node_agents", "agents.toml.j2", {"inventory_hostname_short": "n1", **variables}))
+    return parse(render_template("node_agents", "agents.toml.j2", {"node_agents_slurm_name": "n1", **variables}))
 
 
 def test_every_fact_of_an_inventory_reaches_the_agents() -> None:

@@ -149,7 +149,11 @@ def test_an_unchanged_report_is_not_written_again(tmp_path: Path) -> None:
     slurm = FakeSlurm(FakeClock())
     for _ in range(3):
         report_node("n1", slurm, memory(tmp_path), "boot")
-    assert [c for c in slurm.calls if c[0] == "set_extra"] == [("set_extra", "n1")]
+    assert slurm.calls == [("nodes", "n1"), ("set_extra", "n1")], "a healthy node leaves the controller in peace"
+    report_node("n1", slurm, memory(tmp_path, now=1700), "boot")
+    assert slurm.calls[2:] == [("nodes", "n1")], "it looks again now and then"
+    memory(tmp_path, now=1710).open(CAUSE, "T")
+    assert report_node("n1", slurm, memory(tmp_path, now=1711), "boot").act is Act.DRAIN
 
 
 def test_notes_reach_their_jobs_and_a_job_that_is_gone_loses_its_note(tmp_path: Path) -> None:

@@ -323,6 +323,18 @@ def test_a_controller_that_is_down_is_not_taken_for_a_release_without_json() -> 
     assert calls == 2
 
 
+def test_finding_out_about_json_costs_no_call_of_its_own() -> None:
+    calls: list[list[str]] = []
+    node = json.dumps({"nodes": [{"name": "n1", "state": ["IDLE"]}], "last_update": 5})
+
+    def fake(argv: Any, extra: Any, timeout_s: float) -> Answer:
+        calls.append(list(argv))
+        return Answer(0, node, "")
+
+    CliSlurm(fake).nodes(["n1"])
+    assert calls == [["scontrol", "--json", "show", "node", "n1"]]
+
+
 def test_json_in_an_unknown_form_is_left_for_text(caplog: pytest.LogCaptureFixture) -> None:
     line = LINE.format(name="n1", state="IDLE", tail="")
 

@@ -27,6 +27,8 @@ SLURM_TEXTS = ("Prolog error", "Epilog error", "Kill task failed", "batch job co
 _SLACK_S = 2
 """Clocks of node and controller differ by less, or munge would refuse them long before."""
 _NOTE_WAITS_S = 600
+_TELL_AGAIN_S = 600
+"""A thousand healthy nodes with nothing to say do not ask the controller twice a minute."""
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 _HANDS_OFF = ("UNKNOWN", "POWER", "REBOOT", "MAINT", "FUTURE", "PLANNED")
 
@@ -98,8 +100,11 @@ def report_node(name: str, slurm: SlurmAdmin, memory: Memory, boot_id: str | Non
     Raises:
         KinemillError: Slurm did not answer; the next timer tries again.
     """
-    (before,) = slurm.nodes([name])
     fault = memory.open_fault()
+    told, age_s = memory.told()
+    if fault is None and not memory.notes() and told == _report(None, boot_id) and 0 <= age_s < _TELL_AGAIN_S:
+        return Move(Act.NOTHING, "nothing new to tell")
+    (before,) = slurm.nodes([name])
     move = plan(before, fault, boot_id)
     if move.act in (Act.DRAIN, Act.EXPLAIN) and fault is not None:
         (now,) = slurm.nodes([name])
@@ -112,25 +117,32 @@ def report_node(name: str, slurm: SlurmAdmin, memory: Memory, boot_id: str | Non
             if now_open is None or now_open.passes > 0:  # a hook may have found it again meanwhile
                 memory.close()
                 fault = None
-    _tell(name, slurm, before, fault, boot_id)
+    if _tell(name, slurm, before, _report(fault, boot_id)):
+        memory.keep_told(_report(fault, boot_id))
     _bring_notes(slurm, memory)
     return move
 
 
-def _tell(name: str, slurm: SlurmAdmin, before: NodeInfo, fault: OpenFault | None, boot_id: str | None) -> None:
-    """The node's report in Slurm's `Extra`; written only where it differs."""
+def _report(fault: OpenFault | None, boot_id: str | None) -> str:
+    """The node's report as it stands in Slurm's `Extra`."""
     report = NodeReport(
         event=fault.event if fault else "",
         boot=boot_id or "",
         passes=fault.passes if fault else 0,
         ts=fault.last_pass_s if fault else 0,
     )
-    text = dumps(report)
+    return dumps(report)
+
+
+def _tell(name: str, slurm: SlurmAdmin, before: NodeInfo, text: str) -> bool:
+    """Write the report where it differs; whether it stands there now."""
     try:
         if text not in (before.extra, before.comment):
             slurm.set_extra(name, text)
     except KinemillError as exc:
         log.warning("the report did not reach the controller: %s", exc)
+        return False
+    return True
 
 
 def _bring_notes(slurm: SlurmAdmin, memory: Memory) -> None:

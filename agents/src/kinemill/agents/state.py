@@ -154,6 +154,16 @@ class Memory:
         if new:
             self._save("events", {"rows": (known + new)[-_MAX_EVENTS:]})
 
+    def told(self) -> tuple[str, int]:
+        """The report that last reached Slurm, and its age in seconds; an empty text where none has."""
+        data = self._load("told")
+        at = data.get("at")
+        return (str(data.get("text") or ""), self._now_s - at) if isinstance(at, int) else ("", 0)
+
+    def keep_told(self, text: str) -> None:
+        """This report has reached Slurm."""
+        self._save("told", {"text": text, "at": self._now_s})
+
     def hung_mounts(self) -> dict[str, int]:
         """Mount -> seconds since it was first found silent, for those silent in the last round that looked."""
         first = self._load("hung").get("first") or {}

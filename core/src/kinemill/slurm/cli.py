@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from kinemill.contracts.slurm import JobInfo, JobRequest, NodeInfo, ReservationInfo, SlurmAdmin, SlurmJobs
 from kinemill.errors import ExternalError, KinemillError, NotFoundError, StateError, UsageError
@@ -20,7 +21,10 @@ __all__ = ["REASON_LIMIT", "CliSlurm", "check_name", "check_reason", "open_admin
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 REASON_LIMIT = 4000
+_NO_JSON = re.compile(r"(?:unrecognized|unknown|invalid) option|--json|serializer|data_parser", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _RESERVATION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}")
 _FINISHED = frozenset(
@@ -57,24 +61,34 @@ class CliSlurm:
     def _call(self, argv: Sequence[str]) -> Answer:
         return self._run(argv, {}, self._timeout_s)
 
-    def _speaks_json(self) -> bool:
-        """Whether this release prints JSON in a form that is known here; asked once."""
-        if self._json is None:
-            argv = ("scontrol", "--json", "show", "nodes")
-            answer = self._call(argv)
-            if answer.code != 0:
-                problem = failure(argv, answer)
-                if problem.transient:
-                    raise problem
+    def _json_answer(self, parse: Callable[[str], list[_T]], *words: str) -> list[_T] | None:
+        """What `scontrol --json WORDS` says, or None where text must be asked.
+
+        The first call finds out, by itself and at no extra cost: a release without the option, or one whose form is
+        not known here, is asked for text from then on.
+
+        Raises:
+            KinemillError: The controller does not answer, or refuses.
+        """
+        if self._json is False:
+            return None
+        argv = ("scontrol", "--json", *words)
+        answer = self._call(argv)
+        if answer.code != 0:
+            if self._json is None and _NO_JSON.search(answer.err + answer.out):
                 self._json = False
-            else:
-                try:
-                    jsonform.nodes(answer.out)
-                    self._json = True
-                except ExternalError as exc:
-                    log.warning("scontrol's JSON is not in a form that is known here; its text is read: %s", exc)
-                    self._json = False
-        return self._json
+                return None
+            raise failure(argv, answer)
+        try:
+            found = parse(answer.out)
+        except ExternalError as exc:
+            if self._json:
+                raise
+            log.warning("scontrol's JSON is not in a form that is known here; its text is read: %s", exc)
+            self._json = False
+            return None
+        self._json = True
+        return found
 
     # ---- administration
 
@@ -87,14 +101,8 @@ class CliSlurm:
         for name in names:
             check_name(name)
         wanted = ",".join(names)
-        if self._speaks_json():
-            argv = ["scontrol", "--json", "show", "node", *([wanted] if names else [])]
-            answer = self._call(argv)
-            if answer.code != 0:
-                raise failure(argv, answer)
-            found = _twice_refused(jsonform.nodes(answer.out))
-        else:
-            found = self._text_nodes(wanted)
+        rows = self._json_answer(jsonform.nodes, "show", "node", *([wanted] if names else []))
+        found = _twice_refused(rows) if rows is not None else self._text_nodes(wanted)
         if not names:
             return list(found.values())
         missing = [n for n in names if n not in found]
@@ -114,9 +122,8 @@ class CliSlurm:
 
     def jobs(self) -> list[JobInfo]:
         """All jobs that slurmctld still holds."""
-        if self._speaks_json():
-            return jsonform.jobs(self._ask("scontrol", "--json", "show", "jobs"))
-        return self._text_jobs()
+        rows = self._json_answer(jsonform.jobs, "show", "jobs")
+        return rows if rows is not None else self._text_jobs()
 
     def _text_jobs(self, job_id: int | None = None) -> list[JobInfo]:
         mark = _mark()
@@ -128,8 +135,9 @@ class CliSlurm:
 
     def reservations(self) -> list[ReservationInfo]:
         """All reservations."""
-        if self._speaks_json():
-            return jsonform.reservations(self._ask("scontrol", "--json", "show", "reservations"))
+        rows = self._json_answer(jsonform.reservations, "show", "reservations")
+        if rows is not None:
+            return rows
         return text.parse_reservations(self._ask("scontrol", "--oneliner", "show", "reservation"))
 
     def drain(self, node: str, reason: str) -> None:
