@@ -219,6 +219,25 @@ def test_what_cannot_be_rebuilt_is_named_and_the_rest_is_not_held_up(one: Catalo
     assert one.counts()["ingested"] == 1
 
 
+def test_what_was_ingested_from_a_drop_comes_back_with_its_names(wheel: PostgresServer, tmp_path: Path) -> None:
+    from kinemill.pipelines.ingest.catalog_ledger import CatalogLedger
+    from support.ingest import EPISODES, ingest, shared_drops
+
+    store = MemoryStore()
+    with fresh_catalog(wheel) as original, fresh_catalog(wheel) as rebuilt:
+        drop = shared_drops()["deskarm_lerobot"]
+        ingest(drop.path, "deskarm_lerobot", tmp_path / "w", store=store, ledger=CatalogLedger(original))
+        assert rebuild(rebuilt, store).outcomes == {"new": EPISODES}
+        names = ("episode_id", "vendor", "vendor_key", "robot", "task", "instruction")
+
+        def known(catalog: Catalog) -> list[list[str]]:
+            return [[getattr(row.card, name) for name in names] for row in catalog.episodes()]
+
+        assert known(rebuilt) == known(original)
+        keys = [[r.key for r in c.renditions([row[0] for row in known(original)])] for c in (original, rebuilt)]
+        assert keys[0] == keys[1]
+
+
 # ---- withdrawn consent
 
 

@@ -63,6 +63,7 @@ def _handle(request: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> 
             vendor,
             int(request["index"]),
             episode_id=uuid.UUID(request["episode_id"]),
+            vendor_key=request.get("vendor_key", ""),
             profile=request["profile"],
             out=Path(request["out"]),
             progress=lambda frames: tell({"progress": frames}),

@@ -42,6 +42,7 @@ def convert_episode(
     episode_id: uuid.UUID,
     profile: str,
     out: Path,
+    vendor_key: str = "",
     progress: Callable[[int], None] = lambda frames: None,
 ) -> Converted:
     """Read episode `index` of `source` and write it to `out`.
@@ -53,6 +54,7 @@ def convert_episode(
         episode_id: Its id from here on.
         profile: Rendition profile of the file.
         out: A path that is not there yet.
+        vendor_key: The catalog's name for it; written into the file.
         progress: Told how many pictures are written, now and then.
 
     Raises:
@@ -69,12 +71,28 @@ def convert_episode(
     if through:
         try:
             return _write(
-                raw, vendor, where, episode_id=episode_id, profile=profile, out=out, through=True, progress=progress
+                raw,
+                vendor,
+                where,
+                episode_id=episode_id,
+                profile=profile,
+                out=out,
+                vendor_key=vendor_key,
+                through=True,
+                progress=progress,
             )
         except UnsupportedError:
             through = False  # the stream breaks a rule that its container does not show: encode it anew
     return _write(
-        raw, vendor, where, episode_id=episode_id, profile=profile, out=out, through=through, progress=progress
+        raw,
+        vendor,
+        where,
+        episode_id=episode_id,
+        profile=profile,
+        out=out,
+        vendor_key=vendor_key,
+        through=through,
+        progress=progress,
     )
 
 
@@ -86,6 +104,7 @@ def _write(
     episode_id: uuid.UUID,
     profile: str,
     out: Path,
+    vendor_key: str,
     through: bool,
     progress: Callable[[int], None],
 ) -> Converted:
@@ -98,7 +117,8 @@ def _write(
     seen: dict[str, int] = defaultdict(int)
     states = [_in_order(s) for s in raw.states]
     metadata = {"robot": raw.robot, "task": raw.task, "vendor": vendor.vendor, "source": where[:500]}
-    metadata["instruction"] = raw.instruction  # with these the catalog can be rebuilt from the files alone
+    # With these the catalog can be rebuilt from the files alone.
+    metadata |= {"instruction": raw.instruction, **({"vendor_key": vendor_key} if vendor_key else {})}
     with EpisodeWriter(
         out, episode_id=episode_id, profile=profile, topics=_specs(raw, states), metadata=metadata
     ) as writer:

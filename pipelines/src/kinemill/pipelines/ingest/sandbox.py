@@ -217,6 +217,7 @@ class Sandbox:
         episode_id: str,
         profile: str,
         out: str,
+        vendor_key: str = "",
         progress: Callable[[int], None] = lambda _: None,
     ) -> Converted:
         """`convert_episode` in the child; arguments as there.
@@ -235,6 +236,7 @@ class Sandbox:
             episode_id=episode_id,
             profile=profile,
             out=out,
+            vendor_key=vendor_key,
         )
 
     def kill(self) -> None:

@@ -71,6 +71,7 @@ def STEP(ctx: StepContext) -> StepResult:  # noqa: N802 - the registry's name fo
                 episode_id=str(episode_id_of(ctx.vendor.vendor, vendor_key)),
                 profile=ctx.profile,
                 out=str(out),
+                vendor_key=vendor_key,
                 progress=progress,
             )
         except VendorDataError as exc:
