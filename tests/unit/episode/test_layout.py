@@ -102,6 +102,26 @@ def test_a_damaged_topic_table_is_refused(topics: str) -> None:
         Layout.from_columns(topics, packed)
 
 
+def test_a_receipt_without_the_newer_fields_still_loads() -> None:
+    # given the JSON of a receipt as it was before runs, skew and fields
+    import json
+
+    from kinemill.contracts.episode import Receipt
+    from kinemill.records import dumps, loads
+
+    _, receipt = small_episode()
+    plain = json.loads(dumps(receipt))
+    for group in plain["groups"]:
+        del group["skew_ns"], group["chunks"]["runs"]
+        for topic in group["topics"]:
+            del topic["fields"]
+    # when / then: it loads, and its layout finds chunks, only without counts
+    layout = Layout.from_receipt(loads(Receipt, json.dumps(plain)))
+    assert [g.counts for g in layout.groups] == [None, None]
+    assert len(layout.groups[0]) == len(receipt.groups[0].chunks)
+    assert len(Layout.from_columns(*layout.columns()).groups[0]) == len(receipt.groups[0].chunks)
+
+
 def test_a_bomb_is_refused() -> None:
     # given a megabyte-sized claim behind a few bytes
     import zlib

@@ -93,7 +93,7 @@ def test_an_unknown_compression_is_named() -> None:
 
 @pytest.mark.parametrize("told", [True, False], ids=["layout", "own_index"])
 @given(st.data())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_flips_cuts_reorders_and_splices_never_give_wrong_data(told: bool, data: st.DataObject) -> None:
     """Any change of the file ends in a typed error, or in exactly what was written, whoever tells where things lie."""
     # given a file, and the right answer

@@ -72,16 +72,16 @@ class Messages:
             chunks: The chunks.
         """
         if len(chunks) == 1:
-            c, mask = chunks[0], chunks[0].channel == channel
+            c, mask = chunks[0], chunks[0].of(channel)
             start = c.offset[mask]
             number = np.full(len(start), numbers[0], np.int64)
             return cls(
                 number, start + _HEAD, c.end[mask], c.time[mask], c.sequence[mask], {numbers[0]: c.data}, c.in_order
             )
-        masks = [c.channel == channel for c in chunks]
+        masks = [c.of(channel) for c in chunks]
         empty = [np.empty(0, np.int64)]
         return cls(
-            np.repeat(np.array(numbers, np.int64), [int(m.sum()) for m in masks]),
+            np.repeat(np.array(numbers, np.int64), [len(c.time[m]) for c, m in zip(chunks, masks, strict=True)]),
             np.concatenate([c.offset[m] for c, m in zip(chunks, masks, strict=True)] or empty) + _HEAD,
             np.concatenate([c.end[m] for c, m in zip(chunks, masks, strict=True)] or empty),
             np.concatenate([c.time[m] for c, m in zip(chunks, masks, strict=True)] or empty),

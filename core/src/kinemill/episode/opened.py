@@ -65,6 +65,16 @@ class OpenChunk:
     time: NDArray[np.int64]
     in_order: bool
     """Times do not go back."""
+    period: int
+    """Channels repeat after so many messages, each once; 0 where they do not."""
+
+    def of(self, channel: int) -> slice | NDArray[np.bool_]:
+        """Index of one channel's messages."""
+        if self.period:
+            first = self.channel[: self.period].tolist()
+            return slice(first.index(channel), None, self.period) if channel in first else slice(0, 0)
+        mask: NDArray[np.bool_] = self.channel == channel
+        return mask
 
 
 def read_chunk_head(view: memoryview | bytes, *, where: str, limit: int = MAX_RAW) -> ChunkHead:
@@ -204,7 +214,18 @@ def _walk_pattern(data: memoryview) -> OpenChunk | None:
     channel_ids = np.ascontiguousarray(heads[:, 0:2]).view("<u2").reshape(-1).astype(np.int64)
     sequence = np.ascontiguousarray(heads[:, 2:6]).view("<u4").reshape(-1).astype(np.int64)
     time = np.ascontiguousarray(heads[:, 6:14]).view("<i8").reshape(-1)
-    return OpenChunk(data, offset, end, channel_ids, sequence, time, bool((time[1:] >= time[:-1]).all()))
+    return OpenChunk(
+        data, offset, end, channel_ids, sequence, time, bool((time[1:] >= time[:-1]).all()), _period(channel_ids)
+    )
+
+
+def _period(channel: NDArray[np.int64]) -> int:
+    """As `OpenChunk.period`."""
+    head = channel[:64].tolist()
+    period = head.index(head[0], 1) if head and head[0] in head[1:] else len(head)
+    if not period or len(channel) % period or len(set(head[:period])) != period:
+        return 0
+    return period if (channel.reshape(-1, period) == channel[:period]).all() else 0
 
 
 def _walk_records(data: memoryview, where: str) -> OpenChunk:
@@ -236,7 +257,7 @@ def _walk_records(data: memoryview, where: str) -> OpenChunk:
         raise CorruptError(f"{where}: a message with a time over 2^63 ns") from exc
     times = table[:, 4]
     in_order = bool((times[1:] >= times[:-1]).all())
-    return OpenChunk(data, table[:, 0], table[:, 1], table[:, 2], table[:, 3], times, in_order)
+    return OpenChunk(data, table[:, 0], table[:, 1], table[:, 2], table[:, 3], times, in_order, _period(table[:, 2]))
 
 
 def open_chunk(

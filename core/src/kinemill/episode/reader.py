@@ -158,6 +158,7 @@ class EpisodeReader:
     def plan(self, windows: Sequence[Window]) -> Plan:
         """Which bytes `windows` need; one range per group, unless parts lie over 4 MiB apart."""
         wanted: dict[int, set[int]] = {}
+        known: dict[tuple[int, tuple[int, ...], str], set[int]] = {}
         keys = set()
         for window in windows:
             if window.key in keys:
@@ -170,7 +171,14 @@ class EpisodeReader:
                     f"episode {self.key} has no topic {window.topic}" + (f"; did you mean {close}?" if close else "")
                 )
             group = self.layout.groups[where[0]]
-            wanted.setdefault(where[0], set()).update(_chunks_of(group, where[1], window))
+            # in a group whose chunks all hold all topics, windows of the same times need the same chunks
+            same = (where[0], window.times_ns, window.pick) if group.full and window.times_ns else None
+            chunks = None if same is None else known.get(same)
+            if chunks is None:
+                chunks = _chunks_of(group, where[1], window)
+                if same is not None and window.pick == "before":
+                    known[same] = chunks
+            wanted.setdefault(where[0], set()).update(chunks)
         return Plan(tuple(windows), self._fetches(wanted))
 
     def decode(
@@ -267,6 +275,8 @@ class EpisodeReader:
         if len(chunk.time) != int(expected.sum()):
             raise CorruptError(f"{where}: {len(chunk.time)} messages, the layout says {int(expected.sum())}")
         before = counts[:, :k].sum(axis=1)
+        if chunk.period and _sequences_fit(group, expected, before, chunk):
+            return
         for topic, n, start in zip(group.topics, expected.tolist(), before.tolist(), strict=True):
             mine = chunk.sequence[chunk.channel == topic.channel_id]
             if len(mine) != n:
@@ -312,6 +322,25 @@ class EpisodeReader:
             time = messages.time[picked] if len(picked) else np.zeros(len(pad), np.int64)
             answers[window.key] = (time, data, pad)
         return answers, {}
+
+
+def _sequences_fit(
+    group: GroupLayout, expected: NDArray[np.int64], before: NDArray[np.int64], chunk: OpenChunk
+) -> bool:
+    """Whether a chunk of regular rounds holds just the sequence numbers that it should; all topics at once."""
+    rounds = len(chunk.time) // chunk.period
+    lane = {channel: i for i, channel in enumerate(chunk.channel[: chunk.period].tolist())}
+    first = [0] * chunk.period
+    for topic, n, start in zip(group.topics, expected.tolist(), before.tolist(), strict=True):
+        i = lane.pop(topic.channel_id, None)
+        if n != (0 if i is None else rounds):
+            return False
+        if i is not None:
+            first[i] = start + 1
+    if lane or max(first) + rounds >= 1 << 32:
+        return False
+    table = chunk.sequence.reshape(rounds, chunk.period)
+    return bool((table == np.array(first) + np.arange(rounds)[:, None]).all())
 
 
 def _filled(group: GroupLayout, position: int) -> NDArray[np.int64] | None:
