@@ -8,7 +8,6 @@ printed unless the declaration lists the choices: they may be secrets. Facts and
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import yaml
 
 from kinemill.errors import ConfigError, NotFoundError
+from kinemill.records import nearest
 
 __all__ = [
     "Declared",
@@ -392,8 +392,8 @@ def _holds_template(value: Any) -> bool:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = nearest(name, known)
+    return f"; did you mean {close}?" if close else ""
 
 
 def _type_name(value: Any) -> str:
