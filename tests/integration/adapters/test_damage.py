@@ -62,7 +62,7 @@ def survive(folder: Path, victim: str, seed: int) -> str:
         return "put aside"
     for episode in facts.episodes[:2]:
         if any(f.level is Level.FAIL for f in episode.findings):
-            continue
+            return "episode put aside"
         try:
             for _ in adapter(vendor.adapter).read(source, vendor, episode.index).pictures():
                 pass

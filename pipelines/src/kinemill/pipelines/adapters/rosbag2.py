@@ -172,6 +172,9 @@ def _mcap(path: Path, found: dict[str, Channel], notes: set[str]) -> Iterator[Ro
             LookupError,
         ) as exc:
             raise CorruptError(f"{path.name}: a record is damaged after {count} messages ({exc})") from exc
+        except MemoryError as exc:
+            text = f"{path.name}: a record claims more bytes than can be had, after {count} messages"
+            raise CorruptError(text) from exc
     if not finished:
         raise TruncatedError(f"{path.name}: it has no footer after {count} messages: the recorder was cut off")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinemill.errors import CorruptError, LimitError, TruncatedError
+from kinemill.errors import CorruptError, LimitError, TruncatedError, UnsupportedError
 from kinemill.pipelines.adapters.images import MAX_PIXELS, even
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
             if not container.streams.video:
                 raise TruncatedError(f"{path.name}: no video stream inside; the file is cut off or something else")
             stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise UnsupportedError(f"{path.name}: a video of a kind that nobody here can decode")
             if stream.codec_context.width * stream.codec_context.height > MAX_PIXELS:
                 raise LimitError(f"{path.name}: pictures of {stream.codec_context.width}x{stream.codec_context.height}")
             stream.thread_type = "NONE"
