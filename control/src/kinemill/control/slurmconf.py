@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kinemill.errors import ConfigError
 
-__all__ = ["SlurmConf", "parse", "parse_cgroup", "parse_gres"]
+__all__ = ["SlurmConf", "parse", "parse_cgroup", "parse_gres", "parse_slurmdbd"]
 
 _PAIR = re.compile(r'(\S+?)=("[^"]*"|\S*)')
 _REPEATED = {"SlurmctldHost"}
@@ -109,4 +109,22 @@ def parse_cgroup(text: str) -> Mapping[str, str]:
         settings |= line
     if not settings or not set(settings) <= _CGROUP:
         raise ConfigError(f"cgroup.conf: {sorted(set(settings) - _CGROUP) or 'is empty'}")
+    return settings
+
+
+def parse_slurmdbd(text: str) -> Mapping[str, str]:
+    """Read a slurmdbd.conf.
+
+    Raises:
+        ConfigError: A line is not one setting, a setting stands twice, or what the daemon needs is missing.
+    """
+    settings: dict[str, str] = {}
+    for line in _lines(text):
+        for name, value in line.items():
+            if len(line) > 1 or name in settings:
+                raise ConfigError(f"slurmdbd.conf: {name}: one setting a line, once")
+            settings[name] = value
+    lacking = {"AuthType", "DbdHost", "StorageType", "StorageLoc"} - set(settings)
+    if lacking:
+        raise ConfigError(f"slurmdbd.conf: lacks {', '.join(sorted(lacking))}")
     return settings

@@ -44,7 +44,9 @@ def node_faults(
         faults.append(f"vendor_provides names {part}, but nothing of it is here; install it or take it off the list")
     for part in sorted(set(look["found_first"]) - set(provides)):
         if compute or part not in _COMPUTE:
-            faults.append(f"{part} was here before us, but vendor_provides does not name it; add it, or use a bare image")
+            faults.append(
+                f"{part} was here before us, but vendor_provides does not name it; add it, or use a bare image"
+            )
     if look["hostname"] != hostname:
         faults.append(f"the node calls itself {look['hostname']!r}, the inventory calls it {hostname!r}; rename one")
     if look["os_id"] != "debian" and "debian" not in look["os_like"]:
