@@ -99,7 +99,7 @@ def declare(bench: Bench) -> None:
         unit="x",
         better="higher",
         bar=1.3,
-        against="stock reader, default-writer MCAP, same packets",
+        against="stock reader (CRC on) and ROS 2 decoder, default-writer MCAP",
     )
     d("vla_vs_lerobot", unit="x", better="higher", bar=3.0, against=f"LeRobot 0.6.1 default (AV1); {PATCHES}")
     d("vla_vs_lerobot_h264", unit="x", better="higher", bar=1.85, against="LeRobot 0.6.1 h264")

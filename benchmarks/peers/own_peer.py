@@ -267,7 +267,7 @@ def main(folder: str) -> None:
     stock_readers: dict[int, Any] = {}
 
     def stock_vla(n: int, seed: int, batch: int) -> int:
-        """As a careful user of the stock reader: summary read once, seek by time, decode from the last keyframe."""
+        """As a careful user of the stock reader and decoder: summary read once, CRCs checked, seek to the keyframe."""
         from mcap.reader import make_reader
 
         data = ours()
@@ -278,14 +278,16 @@ def main(folder: str) -> None:
             for b, pick in enumerate(some):
                 job = data.locate(pick)
                 if job.row not in stock_readers:
-                    stock_readers[job.row] = make_reader((root / f"stock-{job.row}.mcap").open("rb"))
+                    stock_readers[job.row] = make_reader(
+                        (root / f"stock-{job.row}.mcap").open("rb"), validate_crcs=True
+                    )
                 stock_sample(stock_readers[job.row], job.step, out[b])
         return n
 
     def stock_sample(reader: Any, step: int, out: np.ndarray) -> None:
         import av
+        from mcap_ros2.decoder import DecoderFactory
 
-        from kinemill.episode.cdr import decode_one
         from kinemill.episode.proto import video_bytes
 
         gop = step // 5 * 5
@@ -293,10 +295,11 @@ def main(folder: str) -> None:
         end = t1 + c.CHUNK * 5_000_000
         chains: dict[str, list[bytes]] = {t: [] for t in CAMS}
         rows = []
-        for _, channel, message in reader.iter_messages(topics=[*CAMS, "/action"], start_time=t0, end_time=end):
+        factory = stock_readers.setdefault(-1, DecoderFactory())
+        for schema, channel, message in reader.iter_messages(topics=[*CAMS, "/action"], start_time=t0, end_time=end):
             if channel.topic == "/action":
                 if message.log_time >= t1:
-                    rows.append(decode_one(message.data))
+                    rows.append(factory.decoder_for(channel.message_encoding, schema)(message.data).position)
             elif message.log_time <= t1:
                 chains[channel.topic].append(bytes(video_bytes(memoryview(message.data))[0]))
         for i, topic in enumerate(CAMS):
