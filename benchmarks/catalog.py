@@ -227,7 +227,7 @@ def main() -> None:
     bench.declare("register_per_s", unit="episodes/s", better="higher", against="nothing; receipts of 120 chunks")
     bench.declare("download", unit="x", better="higher", bar=0.8, against="dd file to file, best rounds")
     bench.declare("download_mib_per_s", unit="MiB/s", better="higher", against="nothing; server on the same machine")
-    folder = Path(tempfile.mkdtemp(prefix="kinemill-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix="bench-catalog-"))
     try:
         settings = {"synchronous_commit": "off", "shared_buffers": "'256MB'"}
         with PostgresServer(settings=settings) as server, S3Server() as s3:
@@ -239,7 +239,7 @@ def main() -> None:
             race.mkdir()
             race_figures(bench, server, race)
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
     bench.finish()
 
 
