@@ -13,7 +13,7 @@ from support.cluster import wait_for
 if TYPE_CHECKING:
     from kinemill.control.sandbox.cluster import Cluster
 
-__all__ = ["COMMANDS", "RAW", "VERSIONS", "load", "record", "shape"]
+__all__ = ["COMMANDS", "RAW", "VERSIONS", "load", "record"]
 
 RAW = Path(__file__).parent / "recordings" / "slurm-raw"
 
@@ -77,12 +77,3 @@ def record(cluster: Cluster) -> dict[str, str]:
 def _plain(text: str) -> str:
     """Without what belongs to the machine of the recording."""
     return re.sub(r"Linux \d[^ \"]* #1 [^\"]*?@0", "Linux 6.1.0 #1 SMP", text)
-
-
-def shape(value: Any) -> Any:
-    """The form of a JSON value: keys and types, lists by their first element."""
-    if isinstance(value, dict):
-        return {key: shape(item) for key, item in sorted(value.items())}
-    if isinstance(value, list):
-        return [shape(value[0])] if value else []
-    return type(value).__name__
