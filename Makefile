@@ -73,7 +73,7 @@ test: lint ## lint, then the layers unit, contract, integration, cluster, gpu in
 
 .PHONY: full-%
 full-%: setup ## the long suite of one area, e.g. make full-catalog; log the run in docs/full-runs.md
-	$(PY) -m pytest -m full --area $* --junitxml=build/full-$*.xml $(PYTEST_ARGS)
+	$(PY) -m pytest -m full --area=$* --junitxml=build/full-$*.xml $(PYTEST_ARGS)
 
 # ---- things to see
 
