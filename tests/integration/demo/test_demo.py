@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-STEPS = 200
+STEPS = 300
 DEADLINE_S = 800
 """For a run on a machine that does other things, too; two idle cores need about 90 s."""
 ARGUMENTS = ["--steps", str(STEPS)]
@@ -181,7 +181,7 @@ def test_run_again_it_ingests_nothing_and_says_so_though_its_port_is_taken(demo:
     assert said.count("nothing to ingest, all") == 3
     assert "they were made before" in said
     assert "was built before" in said
-    assert "it was trained to step 200 before; only the evaluation runs" in said
+    assert "it was trained to step 300 before; only the evaluation runs" in said
     facts = demo.facts()
     assert facts["second_run"] is True
     assert [i["published_now"] for i in facts["ingested"]] == [0, 0, 0]
