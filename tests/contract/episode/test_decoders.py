@@ -25,7 +25,7 @@ def make(request: pytest.FixtureRequest) -> object:
     except (MissingToolError, CorruptError) as exc:
         skip(
             f"decoder {request.param}: {str(exc).splitlines()[0][:100]}",
-            run="make test where torchcodec loads (and, for nvdec, on a machine with an NVIDIA GPU)",
+            run="make test after pip install --no-deps torchcodec==0.13.0 (for nvdec: on a machine with an NVIDIA GPU)",
         )
     return made
 
