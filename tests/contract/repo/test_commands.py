@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DOCUMENTS = [path for path in tracked("*.md") if path.name != "CHANGELOG.md"]
-TARGETS = set(re.findall(r"^([a-z][a-z%-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+MAKEFILES = [ROOT / "Makefile", *sorted((ROOT / "mk").glob("*.mk"))]
+TARGETS = {
+    name for file in MAKEFILES for name in re.findall(r"^([a-z][a-z%-]*):", file.read_text(), flags=re.MULTILINE)
+}
 
 
 def typed(path: Path) -> list[str]:
