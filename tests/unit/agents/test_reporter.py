@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinemill.agents.reporter import SLURM_TEXTS, Act, plan, report_node
@@ -168,3 +169,43 @@ def test_notes_reach_their_jobs_and_a_job_that_is_gone_loses_its_note(tmp_path: 
     assert memory(tmp_path).notes() == []
     with pytest.raises(NotFoundError):
         slurm.note(4242, "x")
+
+
+ACTS = ("human", "resume", "slurm", "fault", "other fault", "pass", "reboot", "report")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(ACTS), max_size=25))
+def test_in_any_order_of_events_a_humans_drain_stays_as_it_is(acts: list[str]) -> None:
+    """Humans, Slurm and the agent write in any order; only Slurm's own text and a node in service are changed."""
+    with tempfile.TemporaryDirectory() as folder:
+        clock, boot = FakeClock(), 0
+        slurm = FakeSlurm(clock)
+        for act in acts:
+            clock.advance(7)
+            mine = Memory(Path(folder) / "agents", f"boot-{boot}", clock.now_ns() // 10**9)
+            shown = slurm.node_table["n1"]
+            drained = "DRAIN" in shown.states
+            if act == "human":
+                slurm.drain("n1", "Kim looks at it")
+            elif act == "resume" and drained:
+                slurm.resume("n1")
+            elif act == "slurm" and not drained:
+                slurm.drain("n1", "Prolog error")
+            elif act == "fault":
+                mine.open(CAUSE, "T")
+            elif act == "other fault":
+                mine.open(CheckResult("mounts", CheckStatus.FAIL, code="mount_hang"), "T")
+            elif act == "pass" and (fault := mine.open_fault()) is not None:
+                mine.clean_pass(fault)
+            elif act == "reboot":
+                boot += 1
+            elif act == "report":
+                report_node("n1", slurm, mine, f"boot-{boot}")
+                after = slurm.node_table["n1"]
+                if drained:
+                    assert "DRAIN" in after.states, "the reporter never resumes"
+                    if shown.reason != "Prolog error":
+                        assert (after.reason, after.reason_time_s) == (shown.reason, shown.reason_time_s)
+                elif "DRAIN" in after.states:
+                    assert parse_reason(after.reason) is not None
