@@ -173,6 +173,16 @@ def test_the_check_that_found_the_fault_is_part_of_every_clean_round(prolog: Pro
     assert (after["passes"], after["event"]) == (1, event)
 
 
+def test_what_never_drains_does_not_keep_a_cured_node_out(prolog: Prolog, tmp_path: Path) -> None:
+    """A round is clean though MIG is not as stated (config); with a GPU that cannot be read it is not."""
+    fault = tmp_path / "state" / "agents" / "fault.json"
+    assert prolog("gpu1.recovery_action 1").returncode == 1
+    prolog("gpu2.mig.mode 1", hook="healthcheck")
+    assert json.loads(fault.read_text())["fault"]["passes"] == 1
+    prolog("gpu2.return.nvmlDeviceGetTotalEccErrors 999", hook="healthcheck")
+    assert json.loads(fault.read_text())["fault"]["passes"] == 1
+
+
 def test_a_prolog_needs_no_controller(prolog: Prolog, libraries: Path, tmp_path: Path) -> None:
     """mej/nhc#159: the health program ran before slurmd had registered, and scontrol blocked."""
     prolog()

@@ -148,7 +148,7 @@ def _remember(
                 memory.add_note(ctx.job.job_id, _note_text(events))
         if verdict.cause is not None and verdict.letter is not None and ctx.context is not CheckContext.CLI:
             found = memory.open(verdict.cause, verdict.letter)
-        elif found is not None and ctx.context in _FULL and _clean(report):
+        elif found is not None and ctx.context in _FULL and _clean(report, verdict):
             found = memory.clean_pass(found)
     return found, notes
 
@@ -160,8 +160,14 @@ def _note_text(events: list[XidEvent]) -> str:
     return f"kinemill: {what}{' and more' if len(seen) > 4 else ''}; usually the program itself"
 
 
-def _clean(report: Report) -> bool:
-    return all(r.status in (CheckStatus.OK, CheckStatus.SKIP, CheckStatus.WARN) for r in report.results)
+def _clean(report: Report, verdict: Verdict) -> bool:
+    """Whether a round proves the node: nothing unknown, no fault that could drain; one only observed does not count."""
+    watched = {r.check for r in verdict.observed}
+    return not any(
+        r.status is CheckStatus.UNKNOWN or (r.status is CheckStatus.FAIL and r.cls.letter is not None)
+        for r in report.results
+        if r.check not in watched
+    )
 
 
 def _silent(facts: Facts, ctx: Context) -> list[str]:

@@ -38,6 +38,9 @@ def judge(facts: Facts, ctx: Context) -> CheckResult:
 
 
 def _device(name: str, seen: dict[str, object], ctx: Context) -> Finding:
+    if "missing_tool" in seen:
+        text = f"{name}: {seen['missing_tool']} is not installed"
+        return warn("smart_missing", text, cls=CheckClass.CONFIG, source="inventory")
     if "error" in seen:
         return unknown("smart_unread", f"{name}: {seen['error']}")
     if seen.get("critical_warning"):

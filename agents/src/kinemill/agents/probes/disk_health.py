@@ -16,12 +16,13 @@ _TOOL_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
 
 def read(ctx: Context, emit: Emit) -> None:
-    """Emit `nvme.devices` and `nvme.<device>`: percentage_used, critical_warning, media_errors, or error."""
+    """Emit `nvme.devices` and `nvme.<device>`: percentage_used, critical_warning, media_errors, or error, or
+    missing_tool."""
     names = sorted(p.name for p in ctx.path("/sys/class/nvme").glob("nvme*") if re.fullmatch(r"nvme\d{1,3}", p.name))
     emit("nvme.devices", names)
     tool = shutil.which("smartctl", path=_TOOL_PATH)
     for name in names:
-        emit(f"nvme.{name}", _smart(tool, name) if tool else {"error": "smartctl is not installed"})
+        emit(f"nvme.{name}", _smart(tool, name) if tool else {"missing_tool": "smartctl"})
 
 
 def _smart(tool: str, name: str) -> dict[str, object]:
