@@ -78,7 +78,7 @@ class Fresh(IcebergTarget):
 
 def export_figures(bench: Bench, server: PostgresServer, s3: S3Server) -> None:
     """Reading changes against the bare driver, and the whole export against its slower half."""
-    count = bench.pick(quick=20_000, full=150_000)
+    count = bench.pick(quick=40_000, full=150_000)
     with Catalog(server.create_database("export")) as catalog:
         catalog.upgrade()
         driver = catalog.engine.raw_connection()
@@ -118,7 +118,7 @@ def export_figures(bench: Bench, server: PostgresServer, s3: S3Server) -> None:
                     "write to Iceberg": write,
                     "export": whole,
                 },
-                repeats=bench.pick(quick=5, full=7),
+                repeats=bench.pick(quick=3, full=7),
             )
     # CPU of this process and of the servers, which are its children: what ours costs on top, whatever the load.
     bench.record("export_read", rounds.ratio("bare ADBC", "changes", of="cpu_s"))

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ExportTarget", "IcebergTarget", "Watermark", "open_sql_catalog", "open_target"]
 
 _OWNER = "kinemill.catalog"
-_FILE_BYTES = 256 << 20
+_FILE_BYTES = 128 << 20
+"""As Arrow in memory: a file is written while the next one is read, and compaction makes larger ones."""
 _ROW_GROUP_ROWS = 250_000
 
 
