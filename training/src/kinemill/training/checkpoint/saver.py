@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ class Checkpointer:
         self._keep = keep
         self._give_up_after = give_up_after
         self._alone = not dist.is_initialized()
+        if self._alone:  # that is what we told it; and it warns from a thread, where no context of ours reaches
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         self._rank = 0 if self._alone else dist.get_rank()
         self._world = 1 if self._alone else dist.get_world_size()
         self._save_group = None if self._alone else dist.new_group(backend="gloo")
