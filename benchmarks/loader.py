@@ -7,6 +7,7 @@ Peers run in environments of their own, made by benchmarks/peers/*.sh; a full ru
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -51,7 +52,7 @@ class Peer:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._process.args}: ended in the middle of '{do}'")
+            raise RuntimeError(f"{self._process.args!r}: ended in the middle of '{do}'")
         told = json.loads(line)
         return Sample(told["cpu_s"], told["wall_s"], told.get("pss_bytes", 0), told["result"])
 
@@ -161,6 +162,10 @@ def main() -> None:
     bench.finish()
 
 
+def _build_lerobot(python: Path, codec: str, size: tuple[str, str], target: Path) -> None:
+    run(python, "lerobot_peer.py", "build", str(target), codec, *size)
+
+
 def open_peers(bench: Bench, data: Path, stack: contextlib.ExitStack, episodes: int, seconds: int) -> dict[str, Peer]:
     """The peers that there are; without one, its figures stay unmeasured and a full run fails."""
     found: dict[str, Peer] = {}
@@ -182,9 +187,8 @@ def open_peers(bench: Bench, data: Path, stack: contextlib.ExitStack, episodes: 
         return found
     if (PEERS / "lerobot/done").exists():
         for name, codec in (("lerobot", "av1"), ("lerobot_h264", "h264")):
-            at = built(
-                data / f"lerobot-{codec}", lambda p, c=codec: run(lerobot, "lerobot_peer.py", "build", str(p), c, *size)
-            )
+            build = functools.partial(_build_lerobot, lerobot, codec, size)
+            at = built(data / f"lerobot-{codec}", build)
             found[name] = Peer(lerobot, "lerobot_peer.py", str(at))
     else:
         bench.say("no LeRobot: run benchmarks/peers/lerobot.sh")
@@ -211,7 +215,7 @@ def vla(bench: Bench, ours: Peer, peers: dict[str, Peer], ours_at: Path, data: P
         "ours_gop2_yuv": lambda: ours.ask("vla", **work, kind="gop2", pixels="yuv420"),
     }
     for name, peer in peers.items():
-        bodies[name] = lambda peer=peer: peer.ask("vla", **work)
+        bodies[name] = functools.partial(peer.ask, "vla", **work)
     rounds = bench.interleave(bodies, repeats=bench.pick(quick=3, full=7))
     for name in bodies:
         bench.say(f"{name}: {rounds.median(name) / n * 1e3:.1f} CPU ms a sample")
@@ -238,7 +242,7 @@ def clips(bench: Bench, ours: Peer, peers: dict[str, Peer], seconds: int) -> Non
     }
     for name in ("lerobot", "mds"):
         if name in peers:
-            bodies[name] = lambda peer=peers[name]: peer.ask("clips", **work)
+            bodies[name] = functools.partial(peers[name].ask, "clips", **work)
     rounds = bench.interleave(bodies, repeats=bench.pick(quick=2, full=5))
     bench.record("clips_vs_bound", rounds.ratio("bound", "ours"))
     for name in ("lerobot", "mds"):
@@ -269,6 +273,11 @@ def two_workers(bench: Bench, ours_at: Path, data: Path) -> None:
         theirs.close()
 
 
+def _cold(ours: Peer, manifest: Path, episodes: int) -> Sample:
+    """CPU seconds from the constructor to the first sample, as the peer process measured them."""
+    return Sample(ours.ask("cold", manifest=str(manifest), episodes=episodes).result, 1.0)
+
+
 def cold_open(bench: Bench, ours: Peer, ours_at: Path, temp: Path, data: Path | None) -> None:
     """Constructor to first sample, by number of episodes."""
     from kinemill.loaders import Manifest
@@ -281,7 +290,7 @@ def cold_open(bench: Bench, ours: Peer, ours_at: Path, temp: Path, data: Path | 
     for count in counts:
         paths[count] = manifest_of(temp / f"{count}.arrow", [row] * count)
     rounds = bench.interleave(
-        {str(n): lambda n=n: Sample(ours.ask("cold", manifest=str(paths[n]), episodes=n).result, 1.0) for n in counts},
+        {str(n): functools.partial(_cold, ours, paths[n], n) for n in counts},
         repeats=5,
     )
     few, many = counts[0], counts[-1]
