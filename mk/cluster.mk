@@ -11,3 +11,7 @@ cluster-images: setup ## build the node images that the tests use, once
 .PHONY: molecule
 molecule: setup ## role scenarios on real nodes
 	.venv/bin/molecule test --all
+
+.PHONY: cluster
+cluster: setup ## from bare images to a running Slurm by one playbook, twice; a job; all gone (8 min)
+	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/molecule test --scenario-name bare

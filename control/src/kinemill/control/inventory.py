@@ -34,6 +34,8 @@ __all__ = [
 
 # Set by inventories to steer Ansible itself, never by a role.
 ANSIBLE_PREFIX = "ansible_"
+# Set by molecule, in the inventory that it writes beside a scenario's own.
+MOLECULE_PREFIX = "molecule_"
 # Set on hosts by Ansible itself.
 _MAGIC = frozenset({"inventory_dir", "inventory_file", "inventory_hostname", "inventory_hostname_short"})
 
@@ -250,7 +252,7 @@ def judge(settings: Iterable[Setting], declared: Mapping[str, Declared], removed
     faults: set[Fault] = set()
     for setting in settings:
         name = setting.name
-        if name.startswith(ANSIBLE_PREFIX) or name in _MAGIC:
+        if name.startswith((ANSIBLE_PREFIX, MOLECULE_PREFIX)) or name in _MAGIC:
             continue
         if name in declared:
             if not setting.templated:
