@@ -105,11 +105,11 @@ def test_a_crash_is_one_probes_own(probes: Callable[..., None]) -> None:
         raise RuntimeError("lib is broken")
 
     def die(ctx: Context, emit: Emit) -> None:
-        os.kill(os.getpid(), 11)
+        os.kill(os.getpid(), 9)
 
     probes(boom=boom, die=die, good=lambda ctx, emit: emit("good", 1))
     facts = run_probes(context(), ["boom", "die", "good"])
-    assert facts.ended == {"boom": "died(3)", "die": "died(-11)", "good": "ok"}
+    assert facts.ended == {"boom": "died(3)", "die": "died(-9)", "good": "ok"}
     assert facts.get("before") == 1
     assert "lib is broken" in facts.get("probe.boom.error")
 
