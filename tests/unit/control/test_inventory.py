@@ -46,6 +46,7 @@ def one(name: str, value: Any) -> list[str]:
         ("demo_enabled", False),
         ("demo_nodes", "{{ groups['nodes'] | length }}"),
         ("ansible_user", "root"),
+        ("molecule_file", "x"),
     ],
 )
 def test_sound_settings_pass(name: str, value: Any) -> None:
