@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kinemill.contracts.store import ObjectMeta
 from kinemill.errors import ConflictError, EnvironmentFault, NotFoundError, TruncatedError, UsageError
-from kinemill.store.parallel import Lanes, download
+from kinemill.store.parallel import Lanes, download, filler
 
 __all__ = ["FileStore"]
 
@@ -204,7 +204,7 @@ class FileStore:
         pinned = etag or meta.etag
         return download(
             self._lanes,
-            lambda start, length: self.get_range(key, start, length, etag=pinned),
+            filler(lambda start, length: self.get_range(key, start, length, etag=pinned)),
             meta,
             path,
             part_bytes=part_bytes,

@@ -41,6 +41,7 @@ _UNSIGNED = "UNSIGNED-PAYLOAD"
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _XML_MAX = 16 << 20
 _IDLE_MAX = 16
+_COPY_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,44 @@ class S3Http:
             raise self._refuse(reply, "GET", key)
         return reply.body
 
+    def get_range_into(self, key: str, start: int, length: int, etag: str | None, fd: int) -> int:
+        """A range straight into the file `fd` at the same offset, through one small buffer a thread keeps.
+
+        Returns:
+            Bytes written; fewer than `length` where the object ends early, for the caller to judge.
+
+        Raises:
+            UnavailableError: The connection broke; what was written so far is written again by the next try.
+        """
+        headers = {"range": f"bytes={start}-{start + length - 1}"}
+        if etag is not None:
+            headers["if-match"] = _quoted(etag)
+        path = f"{self._base}/{quote(key, safe='/-_.~')}"
+        signed = self._sign("GET", path, "", headers, _EMPTY_SHA256)
+        connection = self._take()
+        try:
+            connection.request("GET", path, headers=signed)
+            response = connection.getresponse()
+            if response.status != 206:
+                reply = Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+                written = -1
+            else:
+                written = _copy(response, fd, start, length)
+        except BaseException as exc:
+            connection.close()
+            if not isinstance(exc, http.client.HTTPException | ConnectionError | TimeoutError | ssl.SSLError):
+                raise
+            raise UnavailableError(f"{self.address.url}: GET {key}: {type(exc).__name__}: {exc}") from exc
+        if written >= 0:
+            self._give(connection)
+            return written
+        self._give(connection)
+        if reply.status in _TRANSIENT:
+            raise UnavailableError(f"{self.address.url}: GET {key}: HTTP {reply.status} {_code(reply.body)}")
+        if reply.status == 200:
+            raise ExternalError(f"{self.address.url}: {key}: a ranged GET answered 200: this store ignores ranges")
+        raise self._refuse(reply, "GET", key)
+
     def head(self, key: str) -> tuple[ObjectMeta, Mapping[str, str]]:
         """Size, etag, and all headers."""
         reply = self.request("HEAD", key)
@@ -290,6 +329,30 @@ class S3Http:
         if not following or following == token:
             raise ExternalError(f"{self.address.url}: a list page that says there is more, and not where")
         return found, following
+
+
+_local = threading.local()
+
+
+def _copy(response: http.client.HTTPResponse, fd: int, offset: int, length: int) -> int:
+    """The body to `fd` at `offset`, at most `length` bytes; a longer body is an error of the store.
+
+    The buffer fits the cache and lives as long as its thread: fresh pages would cost more than the copy.
+    """
+    buffer: memoryview | None = getattr(_local, "buffer", None)
+    if buffer is None:
+        buffer = _local.buffer = memoryview(bytearray(_COPY_BYTES))
+    done = 0
+    while True:
+        got = response.readinto(buffer)
+        if not got:
+            return done
+        if done + got > length:
+            raise ExternalError(f"the store sent more than the {length} bytes asked for")
+        view = buffer[:got]
+        while view:
+            put = os.pwrite(fd, view, offset + done)
+            view, done = view[put:], done + put
 
 
 def _close_all(idle: list[http.client.HTTPConnection]) -> None:

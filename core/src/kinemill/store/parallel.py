@@ -11,7 +11,7 @@ from pathlib import Path
 from kinemill.contracts.store import ObjectMeta
 from kinemill.errors import EnvironmentFault, TruncatedError
 
-__all__ = ["Lanes", "download"]
+__all__ = ["Lanes", "download", "filler"]
 
 LANES = 8
 
@@ -49,7 +49,7 @@ class Lanes:
 
 def download(
     lanes: Lanes,
-    fetch: Callable[[int, int], bytes | memoryview],
+    fill: Callable[[int, int, int], int],
     meta: ObjectMeta,
     path: Path,
     *,
@@ -59,8 +59,16 @@ def download(
 
     Room is claimed before the first byte moves, so a full disk shows at once. On any error nothing is left.
 
+    Args:
+        lanes: How many parts at once.
+        fill: `(fd, start, length)` -> bytes written at `start`; see `filler` for one that has the bytes in memory.
+        meta: Key and size.
+        path: Local file, made or emptied.
+        part_bytes: Bytes a request.
+
     Raises:
         EnvironmentFault: Not enough room.
+        TruncatedError: A part was shorter than asked for.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
@@ -74,12 +82,9 @@ def download(
 
         def one(part: tuple[int, int]) -> bytes:
             start, length = part
-            view = memoryview(fetch(start, length))
-            if len(view) != length:
-                raise TruncatedError(f"{meta.key}: got {len(view)} of {length} bytes at {start}")
-            while view:
-                done = os.pwrite(fd, view, start)
-                view, start = view[done:], start + done
+            got = fill(fd, start, length)
+            if got != length:
+                raise TruncatedError(f"{meta.key}: got {got} of {length} bytes at {start}")
             return b""
 
         starts = range(0, meta.size_bytes, part_bytes)
@@ -90,3 +95,17 @@ def download(
     finally:
         os.close(fd)
     return meta
+
+
+def filler(fetch: Callable[[int, int], bytes | memoryview]) -> Callable[[int, int, int], int]:
+    """A `fill` for `download` from a function that returns the bytes of a range."""
+
+    def fill(fd: int, start: int, length: int) -> int:
+        view = memoryview(fetch(start, length))
+        got = len(view)
+        while view:
+            done = os.pwrite(fd, view, start)
+            view, start = view[done:], start + done
+        return got
+
+    return fill
