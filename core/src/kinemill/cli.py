@@ -54,6 +54,16 @@ def _entry_points() -> dict[str, str]:
     return found
 
 
+def _installed(floor: str) -> bool:
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        distribution(f"kinemill-{floor}")
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 class KinemillGroup(click.Group):
     """A group whose sub-commands come from entry points and are imported when called."""
 
@@ -70,6 +80,10 @@ class KinemillGroup(click.Group):
         if value is None:
             if cmd_name in GROUPS:
                 floor = GROUPS[cmd_name][0]
+                if _installed(floor):
+                    raise click.UsageError(
+                        f"the kinemill-{floor} installed here has no '{cmd_name}': it needs a newer one"
+                    )
                 raise click.UsageError(f"'{cmd_name}' is part of kinemill-{floor}, which is not installed here")
             return None
         module, _, attribute = value.partition(":")

@@ -56,4 +56,7 @@ def test_a_group_that_is_not_installed_says_which_part_it_belongs_to(
 ) -> None:
     monkeypatch.setattr("kinemill.cli._entry_points", dict)
     assert run(cli, "kinemill", ["train"]) == 2
-    assert "kinemill-training" in capsys.readouterr().err
+    assert "kinemill-training installed here has no 'train'" in capsys.readouterr().err
+    monkeypatch.setattr("kinemill.cli._installed", lambda floor: False)
+    assert run(cli, "kinemill", ["train"]) == 2
+    assert "kinemill-training, which is not installed here" in capsys.readouterr().err
