@@ -102,6 +102,12 @@ def test_cpu_time_and_memory_of_children_count(frame: Any) -> None:
         frame.run_command([sys.executable, "-c", "raise SystemExit(3)"])
 
 
+def test_memory_is_watched_while_children_come_and_go(frame: Any) -> None:
+    body = "for i in $(seq 300); do /bin/true; done"
+    assert frame.run_command(["sh", "-c", body], pss=True).pss_bytes > 0
+    assert frame.pss_bytes(2**22 + 1) == 0  # no process can have this number
+
+
 def run_all(folder: Path, **names: str) -> subprocess.CompletedProcess[str]:
     for name in ("frame.py", "run_all.py"):
         (folder / name).write_text((ROOT / "benchmarks" / name).read_text())
