@@ -19,16 +19,20 @@ short_description: Write several files in one step
 description:
   - Makes folders, then writes files, each by a new file beside it, fsync and rename.
   - What is right already is not touched. A link or anything else in the place of a file is refused, never followed.
+  - Owner and group are those of the user that runs it unless given, so root's on a node.
   - Set C(no_log) on the task where a content is secret.
 author: kinemill
 options:
   folders:
-    description: Folders, with path, mode, owner and group; those above one must exist or stand before it.
+    description:
+      - Folders, with path, mode, owner and group; those above one must exist or stand before it, or are made as root's
+        where C(parents) is set.
     type: list
     elements: dict
     default: []
   files:
-    description: Files, with path, content, mode, owner and group.
+    description:
+      - Files, with path, mode, owner, group, and either C(content) or C(source), an ordinary file of the node to copy.
     type: list
     elements: dict
     default: []
@@ -48,8 +52,8 @@ EXAMPLES = r"""
 
 RIGHTS: dict[str, dict[str, Any]] = {
     "path": {"type": "path", "required": True},
-    "owner": {"type": "str", "default": "root"},
-    "group": {"type": "str", "default": "root"},
+    "owner": {"type": "str"},
+    "group": {"type": "str"},
 }
 
 
@@ -72,7 +76,10 @@ def wanted_rights(one: dict[str, Any]) -> tuple[int, int, int]:
         ValueError: The mode is none.
         KeyError: The node has no such user or group.
     """
-    return number(one["mode"]), pwd.getpwnam(one["owner"]).pw_uid, grp.getgrnam(one["group"]).gr_gid
+    owner, group = one.get("owner"), one.get("group")
+    uid = os.geteuid() if owner is None else pwd.getpwnam(owner).pw_uid
+    gid = os.getegid() if group is None else grp.getgrnam(group).gr_gid
+    return number(one["mode"]), uid, gid
 
 
 def rights(path: str) -> tuple[int, int, int, int] | None:
@@ -87,6 +94,8 @@ def rights(path: str) -> tuple[int, int, int, int] | None:
 def bring_folder(one: dict[str, Any], *, dry: bool) -> bool:
     """Make a folder or set its rights; True where something differed."""
     path = one["path"]
+    if one.get("parents") and not dry:
+        Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     wanted = wanted_rights(one)
     found = rights(path)
     if found is not None and found[0] != stat.S_IFDIR:
@@ -101,9 +110,24 @@ def bring_folder(one: dict[str, Any], *, dry: bool) -> bool:
     return True
 
 
+def wanted_content(one: dict[str, Any]) -> bytes:
+    """What a file should hold.
+
+    Raises:
+        ValueError: Its source is no ordinary file.
+    """
+    if one.get("source") is None:
+        return bytes(one["content"].encode("utf-8"))
+    fd = os.open(one["source"], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as handle:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError(f"{one['source']} is no ordinary file")
+        return handle.read()
+
+
 def bring_file(one: dict[str, Any], *, dry: bool) -> bool:
     """Write a file; True where something differed."""
-    path, content = Path(one["path"]), one["content"].encode("utf-8")
+    path, content = Path(one["path"]), wanted_content(one)
     wanted = wanted_rights(one)
     found = rights(one["path"])
     if found is not None and found[0] != stat.S_IFREG:
@@ -130,12 +154,18 @@ def bring_file(one: dict[str, Any], *, dry: bool) -> bool:
 
 def main() -> None:
     """Entry."""
-    folder = {**RIGHTS, "mode": {"type": "str", "default": "0755"}}
-    file = {**RIGHTS, "mode": {"type": "str", "default": "0644"}, "content": {"type": "str", "required": True}}
+    folder = {**RIGHTS, "mode": {"type": "str", "default": "0755"}, "parents": {"type": "bool", "default": False}}
+    file = {
+        **RIGHTS,
+        "mode": {"type": "str", "default": "0644"},
+        "content": {"type": "str"},
+        "source": {"type": "path"},
+    }
+    one_of = {"mutually_exclusive": [["content", "source"]], "required_one_of": [["content", "source"]]}
     module = AnsibleModule(
         argument_spec={
             "folders": {"type": "list", "elements": "dict", "options": folder, "default": []},
-            "files": {"type": "list", "elements": "dict", "options": file, "default": []},
+            "files": {"type": "list", "elements": "dict", "options": file, "default": [], **one_of},
         },
         supports_check_mode=True,
     )

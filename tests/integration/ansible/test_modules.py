@@ -94,3 +94,37 @@ def test_a_munge_key_that_others_can_read_or_that_is_short_is_refused(tmp_path: 
     path.chmod(0o600)
     with pytest.raises(ValueError, match="too short"):
         module.read(str(path))
+
+
+def test_a_file_of_the_node_is_copied_and_its_folder_made(tmp_path: Path) -> None:
+    (tmp_path / "brought").write_bytes(b"\xff\n")
+    wanted = {
+        "folders": [{"path": str(tmp_path / "a" / "b"), "parents": True}],
+        "files": [{"path": str(tmp_path / "a" / "b" / "c"), "source": str(tmp_path / "brought"), "mode": "0755"}],
+    }
+    assert run(FILES, **wanted)["changed"] is True
+    found = tmp_path / "a" / "b" / "c"
+    assert (found.read_bytes(), found.stat().st_uid, stat.S_IMODE(found.stat().st_mode)) == (
+        b"\xff\n",
+        os.geteuid(),
+        0o755,
+    )
+    assert run(FILES, **wanted)["changed"] is False
+    # when what was brought changes, the copy follows
+    (tmp_path / "brought").write_bytes(b"new\n")
+    assert run(FILES, **wanted)["written"] == [str(found)]
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "none", "both"])
+def test_a_source_that_is_no_ordinary_file_is_refused(tmp_path: Path, kind: str) -> None:
+    source = tmp_path / "source"
+    one = {"path": str(tmp_path / "a"), "source": str(source)}
+    if kind == "link":
+        source.symlink_to("/etc/hostname")
+    elif kind == "fifo":
+        os.mkfifo(source)
+    elif kind == "both":
+        one["content"] = "x"
+    answer = run(FILES, files=[one])
+    assert answer["failed"] is True
+    assert not (tmp_path / "a").exists()
