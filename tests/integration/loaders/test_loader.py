@@ -385,3 +385,33 @@ def test_a_killed_run_resumes_without_loss_or_repeat(corpus, data: SparseWindows
     again.load_state_dict(state)
     # then the epoch is whole
     assert sorted(seen + flat(numbers(again))) == list(range(96))
+
+
+# ---- memory
+
+
+def test_an_epoch_makes_no_memory_after_its_first_batches(corpus) -> None:
+    # Given batches of some megabytes, read in this process
+    store, _, path = corpus
+    data = SparseWindows(Manifest.from_file(path), WINDOWS, store=store.url)
+    loader = data.loader(16)
+    made = []
+    # When an epoch, and then another, goes by with one batch in hand
+    for _ in range(2):
+        for batch in loader:
+            assert batch["valid"].all()
+            made.append(data._blocks.made)
+    # Then the first few batches made all memory that there is
+    assert len(made) >= 12
+    assert made[2] == made[-1] > 0
+    assert data._blocks.reused > 0
+
+
+def test_batches_that_are_kept_stay_as_they_were(corpus) -> None:
+    store, _, path = corpus
+    data = SparseWindows(Manifest.from_file(path), WINDOWS, store=store.url)
+    kept = list(data.loader(16, shuffle=False))
+    for at, batch in enumerate(kept):
+        again = data.read(range(at * 16, at * 16 + 16)).batch
+        assert torch.equal(batch["/cam/0"], again["/cam/0"])
+        assert torch.equal(batch["/action"], again["/action"])

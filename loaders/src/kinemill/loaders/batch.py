@@ -1,60 +1,79 @@
-"""Samples and batches as torch tensors: allocated once, contiguous, in shared memory where a worker makes them."""
+"""Samples and batches as torch tensors: contiguous, in memory used again; a worker makes them in shared memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from kinemill.loaders.engine import Found
 from kinemill.loaders.fields import Field
+from kinemill.loaders.memory import Blocks
 from kinemill.loaders.planning import Slots
 
 __all__ = ["BatchBuffer", "Samples", "collate"]
 
-_SHARED_FROM = 1 << 16
-"""Smaller tensors are cheaper to copy through the queue than to map."""
+_LARGE = 1 << 16
+"""Smaller tensors are cheaper to allocate, and to copy through a worker's queue, than to map."""
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that a worker can hand over without a copy."""
-    count = int(np.prod(shape))
-    size = count * dtype.itemsize
-    if get_worker_info() is None or size < _SHARED_FROM:
-        return torch.empty(shape, dtype=dtype)
-    # what torch's own collate does in a worker: the queue then passes a handle
+def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """What torch's own collate does in a worker: the queue then passes a handle, not the bytes."""
+    size = math.prod(shape) * dtype.itemsize
     storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     out: torch.Tensor = torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload]  # as above
     return out
 
 
+def _allocate(wanted: dict[str, tuple[tuple[int, ...], torch.dtype]], blocks: Blocks | None) -> dict[str, torch.Tensor]:
+    """Tensors by name, of any content."""
+    large = [name for name, (shape, dtype) in wanted.items() if math.prod(shape) * dtype.itemsize >= _LARGE]
+    made: dict[str, torch.Tensor] = {}
+    if get_worker_info() is not None:
+        made = {name: _shared(*wanted[name]) for name in large}
+    elif blocks is not None:
+        sizes = [math.prod(wanted[name][0]) * wanted[name][1].itemsize for name in large]
+        for name, array in zip(large, blocks.lease(sizes), strict=True):
+            shape, dtype = wanted[name]
+            made[name] = torch.from_numpy(array).view(dtype).view(shape)
+    return {
+        name: made[name] if name in made else torch.empty(shape, dtype=dtype) for name, (shape, dtype) in wanted.items()
+    }
+
+
 class BatchBuffer:
     """The tensors of one batch, and the NumPy views that samples are written into."""
 
-    def __init__(self, fields: tuple[Field, ...], size: int, *, times: bool) -> None:
+    def __init__(
+        self, fields: tuple[Field, ...], size: int, *, times: bool = False, blocks: Blocks | None = None
+    ) -> None:
         """Allocate.
 
         Args:
             fields: Of a sample.
             size: Samples.
             times: Also the true time of every message.
+            blocks: Where large tensors come from; None: from torch.
         """
         self.fields = fields
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._views: list[tuple[str, str, Any]] = []
+        wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        places: list[tuple[str, str, str]] = []
         for one in fields:
-            self._add("data", one.key, (size, *one.shape), torch.uint8 if one.video else torch.float32)
-            self._add("pad", one.key, (size, one.shape[0]), torch.bool)
-            if times:
-                self._add("times", one.key, (size, one.shape[0]), torch.int64)
-
-    def _add(self, what: str, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        name = {"data": key, "pad": f"{key}_is_pad", "times": f"{key}_t_ns"}[what]
-        tensor = self.tensors[name] = _empty(shape, dtype)
-        self._views.append((what, key, tensor.numpy()))
+            span = (size, one.shape[0])
+            kinds = {
+                "data": (one.key, (size, *one.shape), torch.uint8 if one.video else torch.float32),
+                "pad": (f"{one.key}_is_pad", span, torch.bool),
+                "times": (f"{one.key}_t_ns", span, torch.int64),
+            }
+            for what, (name, shape, dtype) in kinds.items():
+                if what != "times" or times:
+                    wanted[name] = (shape, dtype)
+                    places.append((what, one.key, name))
+        self.tensors = _allocate(wanted, blocks)
+        self._views = [(what, key, self.tensors[name].numpy()) for what, key, name in places]
 
     def slots(self, i: int) -> Slots:
         """Where sample `i` goes."""

@@ -17,6 +17,7 @@ from kinemill.loaders.faults import Faults, spool_path
 from kinemill.loaders.fields import Field, resolve_fields, topic_facts
 from kinemill.loaders.index import SampleIndex, Where
 from kinemill.loaders.manifest import Manifest, ManifestRow
+from kinemill.loaders.memory import Blocks
 from kinemill.loaders.order import Order
 from kinemill.loaders.sampler import BatchSampler
 from kinemill.loaders.settings import ReadSettings
@@ -88,6 +89,7 @@ class WindowedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.indices = [SampleIndex(source, count, where=where, unit=samples_per_fetch) for source in self.sources]
         self._bases: list[int] | None = None
         self._engine: Engine | None = None
+        self._blocks = Blocks()
         sizes = dict.fromkeys(windows, resize) if isinstance(resize, tuple) else dict(resize or {})
         self._options: dict[str, Any] = {
             "topics": dict(topics or {}),
@@ -244,7 +246,7 @@ class WindowedDataset(torch.utils.data.Dataset[dict[str, Any]]):
             ahead: What this process reads next.
             epoch: For transforms.
         """
-        buffer = BatchBuffer(self.fields, len(samples), times=self.times)
+        buffer = BatchBuffer(self.fields, len(samples), times=self.times, blocks=self._blocks)
         jobs = [self.locate(int(s)) for s in samples]
         later = [self.locate(int(s)) for s in ahead]
         found = self.engine.read(jobs, buffer.slots, ahead=later, epoch=epoch)
@@ -259,7 +261,10 @@ class WindowedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self.read(samples, ahead=getattr(samples, "ahead", ()), epoch=getattr(samples, "epoch", 0))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engine": None}
+        return {**self.__dict__, "_engine": None, "_blocks": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _blocks=Blocks())
 
     # ---- loading
 
