@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import pwd
+import re
 import shutil
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +42,11 @@ SIGNS = {
     "driver": ("nvidia-smi", "/usr/lib/*/libnvidia-ml.so.1", "/usr/local/lib/libnvidia-ml.so.1"),
     "fabric": ("nv-fabricmanager", "ibstat"),
     "slurm": ("slurmd", "slurmctld"),
-    "munge": ("munged",),
+    # A key that came with an image is known to everybody who has the image.
+    "munge": ("munged", "/etc/munge/munge.key"),
     "containers": ("enroot", "podman"),
 }
+DAEMONS = ("slurmctld", "slurmd")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -70,15 +75,47 @@ def first_found(record: str) -> list[str] | None:
         return None
 
 
+def running(names: tuple[str, ...]) -> dict[str, list[str]]:
+    """Daemon -> programs that run under its name, wherever they lie."""
+    found: dict[str, set[str]] = {name: set() for name in names}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name = (folder / "comm").read_text(encoding="utf-8").strip()
+            if name in found:
+                found[name].add(str((folder / "exe").readlink()).removesuffix(" (deleted)"))
+        except OSError:  # it ended meanwhile, or is a thread of the kernel
+            continue
+    return {name: sorted(paths) for name, paths in found.items()}
+
+
+def daemon(name: str, runs: list[str]) -> dict[str, Any]:
+    """Where a daemon lies, its version, and what runs of it."""
+    path = (runs[0] if runs else None) or shutil.which(name, path=PATH)
+    version = None
+    if path:
+        try:
+            done = subprocess.run([path, "-V"], capture_output=True, text=True, timeout=10, check=False)
+            match = re.search(r"\d+\.\d+(\.\d+)?", done.stdout)
+            version = match[0] if match else None
+        except (OSError, subprocess.TimeoutExpired):
+            version = None
+    return {"path": path, "version": version, "runs": runs}
+
+
 def look(record: str) -> dict[str, Any]:
     """Everything."""
+    runs = running(DAEMONS)
     found = sorted(name for name, signs in SIGNS.items() if present(signs))
+    if any(runs.values()) and "slurm" not in found:  # from a folder of its own
+        found = sorted([*found, "slurm"])
     release = os_release()
     first = first_found(record)
     room = os.statvfs("/")
     return {
         "found": found,
         "found_first": found if first is None else first,
+        "first_contact": first is None,
+        "slurm": {name: daemon(name, runs[name]) for name in DAEMONS},
         "hostname": socket.gethostname().split(".")[0],
         "os_id": release.get("ID", "unknown"),
         "os_like": release.get("ID_LIKE", "").split(),
@@ -86,6 +123,7 @@ def look(record: str) -> dict[str, Any]:
         "free_mb": room.f_bavail * room.f_frsize // 2**20,
         "package_lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
         "users": {one.pw_name: one.pw_uid for one in pwd.getpwall()},
+        "groups": {one.gr_name: one.gr_gid for one in grp.getgrall()},
     }
 
 

@@ -136,6 +136,7 @@ class Cluster:
         proxy: bool = False,
         wheelhouses: Path | None = None,
         owned: bool = False,
+        change: Callable[[NodeSpec], NodeSpec] = lambda spec: spec,
         say: Callable[[str], None] = lambda _: None,
     ) -> Cluster:
         """Bring a cluster up.
@@ -151,6 +152,7 @@ class Cluster:
             proxy: Whether nodes reach packages.
             wheelhouses: See `Sandbox.up`.
             owned: See `Sandbox.up`.
+            change: Called with each node before it is made; returns what it shall be instead.
             say: Called with a line of progress.
 
         Returns:
@@ -162,6 +164,7 @@ class Cluster:
         images.build(image, say=say)
         started = time.monotonic()
         specs = _specs(controller, computes, image=image, gpus=gpus, disk=disk, settings=settings or {})
+        specs = [change(spec) for spec in specs]
         box = Sandbox.up(specs, name=name, proxy=proxy, wheelhouses=wheelhouses, owned=owned, say=say)
         cluster = cls(box, controller, tuple(computes), image)
         cluster.wait_idle()
