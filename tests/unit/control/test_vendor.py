@@ -136,3 +136,11 @@ def test_the_floor_itself_is_taken_and_versions_are_read() -> None:
 def test_a_users_group_counts_too() -> None:
     (fault,) = faults({"groups": {"researcher": 100}}, users=[{"name": "researcher", "uid": 2000}])
     assert "group researcher has gid 100 here" in fault
+
+
+@pytest.mark.parametrize("path", ["/usr/sbin/slurmd", "/usr/sbin/slurmd-wlm"])
+def test_a_daemon_of_debians_package_is_ours_on_a_second_run(path: str) -> None:
+    # given a node that the roles themselves gave a Slurm
+    look = {**BARE, "found": ["slurm", "munge"], "slurm": {"slurmd": daemon("22.05.8", path)}}
+    # then a second run does not take it for the vendor's
+    assert node_faults(look, provides=[], hostname="n1", compute=True) == []

@@ -19,8 +19,9 @@ _UNSEEN = frozenset({"time", "shared_storage", "firewall"})
 OLDEST_SLURM = (22, 5)
 # Debian's packages give user and group slurm this id on every machine that has none yet.
 _DEBIAN_SLURM_ID = 64030
-# Where Debian's packages put the daemons; one that runs from elsewhere is somebody else's.
-_PACKAGED = frozenset({"/usr/sbin/slurmd", "/usr/sbin/slurmctld"})
+# Where Debian's packages put the daemons, by either name; one that runs from elsewhere is somebody else's. Debian 12
+# runs slurmd-wlm, to which slurmd is a link.
+_PACKAGED = frozenset(f"/usr/sbin/{name}{suffix}" for name in ("slurmd", "slurmctld") for suffix in ("", "-wlm"))
 
 
 def node_faults(
