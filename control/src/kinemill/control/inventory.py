@@ -39,6 +39,10 @@ MOLECULE_PREFIX = "molecule_"
 # Set on hosts by Ansible itself.
 _MAGIC = frozenset({"inventory_dir", "inventory_file", "inventory_hostname", "inventory_hostname_short"})
 
+# What SOPS leaves in the files that it encrypts: its notes, and values that only SOPS can read.
+SOPS_METADATA = "sops"
+SOPS_CIPHERTEXT = "ENC[AES256_GCM,"
+
 _PYTHON_TYPES: Mapping[str, tuple[type[Any], ...]] = {
     "str": (str,),
     "path": (str,),
@@ -86,13 +90,15 @@ class Setting:
         name: The variable.
         value: Its value, templates resolved where that needs no facts.
         where: `file:line` where known, else the group or host.
-        templated: True where the value still holds a template; its type cannot be judged here.
+        templated: True where the value still holds a template or cannot be decrypted; its type cannot be judged here.
+        sealed: True where the inventory keeps the value, or a part of it, encrypted.
     """
 
     name: str
     value: Any
     where: str
     templated: bool = False
+    sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -295,6 +301,7 @@ def inventory_settings(sources: Sequence[str], *, extra_vars: Mapping[str, Any] 
         if "," not in source and not Path(source).exists():
             raise NotFoundError(f"inventory {source}: no such file or folder")
     loader = DataLoader()
+    loader.set_vault_secrets(_vault_secrets())
     try:
         inventory = InventoryManager(loader=loader, sources=list(sources))
         manager = VariableManager(loader=loader, inventory=inventory)
@@ -308,6 +315,8 @@ def inventory_settings(sources: Sequence[str], *, extra_vars: Mapping[str, Any] 
             for layer in (entity.vars, get_vars_from_inventory_sources(loader, inventory._sources, [entity], "all")):
                 own.update(layer)
             for name, value in own.items():
+                if name == SOPS_METADATA and isinstance(value, Mapping):
+                    continue
                 where = _origin(value) or f"{type(entity).__name__.lower()} {entity.name}"
                 found.append(_setting(str(name), value, where, templar, AnsibleError))
         templar = Templar(loader=loader, variables={})
@@ -345,13 +354,16 @@ def inventory_faults(
 
 
 def _setting(name: str, value: Any, where: str, templar: Any, ansible_error: type[Exception]) -> Setting:
-    """Resolve a value's templates; where that needs facts, mark it instead."""
-    if not _holds_template(value):
+    """Resolve a value's templates and secrets; where that needs facts or a password, mark it instead."""
+    sealed = _holds_secret(value)
+    if not sealed and not _holds_template(value):
         return Setting(name, value, where)
     try:
-        return Setting(name, templar.template(value), where)
+        plain = templar.template(value)
     except ansible_error:
-        return Setting(name, value, where, templated=True)
+        return Setting(name, value, where, templated=True, sealed=sealed)
+    # What SOPS has encrypted and nothing has decrypted stays as it is.
+    return Setting(name, plain, where, templated=_holds_secret(plain), sealed=sealed)
 
 
 def _unparsable(sources: Iterable[str]) -> str | None:
@@ -391,6 +403,27 @@ def _holds_template(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(_holds_template(item) for item in value)
     return False
+
+
+def _holds_secret(value: Any) -> bool:
+    """Whether a value is, or holds, text that Ansible's vault or SOPS has encrypted."""
+    if isinstance(value, str):
+        return value.startswith(SOPS_CIPHERTEXT)
+    if isinstance(value, Mapping):
+        return any(_holds_secret(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_holds_secret(item) for item in value)
+    return type(value).__name__ == "EncryptedString"
+
+
+def _vault_secrets() -> Any:
+    """The vault passwords that the running Ansible was given; None where it was given none."""
+    try:
+        from ansible.parsing.vault import VaultSecretsContext
+    except ImportError:
+        return None
+    context = VaultSecretsContext.current(optional=True)
+    return context.secrets if context is not None else None
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
