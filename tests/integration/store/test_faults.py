@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from kinemill.errors import ConfigError, ConflictError, ExternalError, TruncatedError, UnavailableError
+from kinemill.store.config import Credentials, S3Address
 from kinemill.store.embedded import S3Server
 from kinemill.store.retry import Retry
-from support.store import Answer, liar_before
+from kinemill.store.s3 import S3Store
+from support.store import QUICK, Answer, liar_before
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +137,97 @@ def test_a_body_that_ends_early_is_no_data(server: S3Server, tmp_path: Path) -> 
         with pytest.raises((TruncatedError, UnavailableError, ExternalError)):
             store.download("k", tmp_path / "d", part_bytes=1000)
         assert not (tmp_path / "d").exists()
+
+
+class Wire:
+    """A server of few words: each request is answered by the next script, then as the last one says."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._answers = list(answers)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.asked = 0
+        self.store = S3Store(
+            S3Address("corpus", endpoint=f"http://127.0.0.1:{self._socket.getsockname()[1]}"),
+            Credentials("key", "secret"),
+            retry=QUICK,
+        )
+        self._thread = threading.Thread(target=self._serve)
+
+    def _serve(self) -> None:
+        with self._socket:
+            while self._answers:
+                peer, _ = self._socket.accept()
+                with peer, peer.makefile("rb") as lines:
+                    while any(line.strip() for line in iter(lines.readline, b"\r\n")):
+                        self.asked += 1
+                        answer = self._answers.pop(0)
+                        peer.sendall(answer)
+                        if b"keep-alive" not in answer or not self._answers:
+                            break
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._answers:  # a test that failed asks for less
+            self._answers.clear()
+            with contextlib.suppress(OSError):
+                socket.create_connection(self._socket.getsockname()).close()
+        self._thread.join(timeout=60)
+
+
+def _part(body: bytes, *, told: int | None = None, more: str = "") -> bytes:
+    length = len(body) if told is None else told
+    return f"HTTP/1.1 206 Partial Content\r\ncontent-length: {length}\r\n{more}\r\n".encode() + body
+
+
+BODY = bytes(range(256)) * 12_000
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param((_part(BODY),), id="at-once"),
+        pytest.param((_part(BODY[: 1 << 20], told=len(BODY)), _part(BODY)), id="cut-in-the-middle"),
+        pytest.param((_part(b"", told=len(BODY)), _part(BODY)), id="cut-behind-the-headers"),
+        pytest.param((b"", _part(BODY)), id="closed-without-an-answer"),
+        pytest.param(
+            (
+                b"HTTP/1.1 206 Partial Content\r\ntransfer-encoding: chunked\r\n\r\n"
+                + f"{len(BODY):x}\r\n".encode()
+                + BODY
+                + b"\r\n0\r\n\r\n",
+            ),
+            id="chunked",
+        ),
+        pytest.param((_part(BODY).replace(b"HTTP/1.1", b"HTTP/1.0"),), id="http-1.0"),
+    ],
+)
+def test_a_download_ends_with_the_right_bytes_however_the_answers_come(
+    answers: tuple[bytes, ...], tmp_path: Path
+) -> None:
+    with Wire(*answers) as wire:
+        wire.store.download("k", tmp_path / "d", etag="e", size_bytes=len(BODY))
+        assert (tmp_path / "d").read_bytes() == BODY
+        assert wire.asked == len(answers)
+
+
+def test_a_connection_is_used_again_after_a_download(tmp_path: Path) -> None:
+    half = len(BODY) // 2
+    more = "connection: keep-alive\r\n"
+    with Wire(_part(BODY[:half], more=more), _part(BODY[half:], more=more)) as wire:
+        etag_and_size = {"etag": "e", "size_bytes": half}
+        wire.store.download("k", tmp_path / "a", **etag_and_size)  # type: ignore[arg-type]  # a dict of both
+        wire.store.download("k", tmp_path / "b", **etag_and_size)  # type: ignore[arg-type]  # a dict of both
+        assert (tmp_path / "a").read_bytes() + (tmp_path / "b").read_bytes() == BODY
+        assert wire.asked == 2
+
+
+def test_more_than_was_asked_for_is_no_data(tmp_path: Path) -> None:
+    with Wire(_part(BODY)) as wire, pytest.raises(ExternalError, match="more than"):
+        wire.store.download("k", tmp_path / "d", etag="e", size_bytes=len(BODY) - 1)
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_whole_answer_to_a_range_is_refused(server: S3Server) -> None:
