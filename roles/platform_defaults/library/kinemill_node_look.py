@@ -47,6 +47,7 @@ SIGNS = {
     "containers": ("enroot", "podman"),
 }
 DAEMONS = ("slurmctld", "slurmd")
+PROGRAMS = ("nft",)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -122,6 +123,7 @@ def look(record: str) -> dict[str, Any]:
         "os_version": release.get("VERSION_ID", ""),
         "free_mb": room.f_bavail * room.f_frsize // 2**20,
         "package_lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
+        "programs": [name for name in PROGRAMS if shutil.which(name, path=PATH)],
         "users": {one.pw_name: one.pw_uid for one in pwd.getpwall()},
         "groups": {one.gr_name: one.gr_gid for one in grp.getgrall()},
     }

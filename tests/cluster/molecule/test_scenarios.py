@@ -1,4 +1,7 @@
-"""The role scenarios of molecule/, each with idempotence and its own look from outside."""
+"""The role scenarios of molecule/, each with idempotence and its own look from outside.
+
+Those of the whole site have tests of their own in tests/cluster/deploy.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ import pytest
 from support.ansible import REPO
 from support.cluster import need_sandbox
 
-SCENARIOS = sorted(path.parent.name for path in (REPO / "molecule").glob("*/molecule.yml"))
+SITES = {path.stem.removeprefix("test_") for path in (REPO / "tests" / "cluster" / "deploy").glob("test_*.py")}
+SCENARIOS = sorted({path.parent.name for path in (REPO / "molecule").glob("*/molecule.yml")} - SITES)
 
 
 @pytest.mark.full("cluster")

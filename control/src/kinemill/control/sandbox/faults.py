@@ -8,20 +8,33 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kinemill.control.sandbox import anchor, furnish
 from kinemill.control.sandbox.furnish import File
-from kinemill.control.sandbox.names import BRIDGE
+from kinemill.control.sandbox.names import BRIDGE, GATEWAY
 from kinemill.errors import ConfigError
 
 if TYPE_CHECKING:
     from kinemill.control.sandbox.box import Sandbox
 
-__all__ = ["clock", "cut", "fill_disk", "free_disk", "partition", "proxy", "reboot", "shape"]
+__all__ = ["clock", "cut", "fill_disk", "free_disk", "partition", "proxy", "reboot", "shape", "stranger"]
 
 _BOOT_DEADLINE_S = 120
+# Addresses that are kept for examples, so that they are nobody's.
+_STRANGER, _STRANGERS = "192.0.2.9", "192.0.2.0/24"
+_KNOCK = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=float(sys.argv[3])).close()
+    print("open")
+except ConnectionRefusedError:
+    print("refused")
+except (TimeoutError, OSError):
+    print("silent")
+"""
 
 
 def cut(box: Sandbox, node: str) -> None:
@@ -124,6 +137,47 @@ def proxy(box: Sandbox, *, on: bool) -> None:
             if pid in anchor.pids(box.places):
                 os.kill(pid, signal.SIGKILL)
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def stranger(box: Sandbox, *, deadline_s: float = 4) -> Iterator[Callable[[str, int], str]]:
+    """Somebody on the nodes' wire whose address is of another network, and to whom the nodes would answer.
+
+    Args:
+        box: The sandbox.
+        deadline_s: How long it waits for an answer.
+
+    Yields:
+        `knock(node, port)`: `open`, `refused` (nobody listens, but packets pass), or `silent`.
+    """
+    net = box.places.home / "stranger"
+    net.touch()
+    script = f"""
+    unshare --net={net} true
+    ip link add v-stranger type veth peer name eth0 netns {net}
+    ip link set v-stranger master {BRIDGE} up
+    nsenter --net={net} sh -euc '
+      ip addr add {_STRANGER}/24 dev eth0
+      ip link set eth0 up
+      ip route add {GATEWAY.rsplit(".", 1)[0]}.0/24 dev eth0'
+    """
+
+    def knock(node: str, port: int) -> str:
+        words = ["nsenter", f"--net={net}", sys.executable, "-c", _KNOCK]
+        done = anchor.inside(box.places, [*words, box.address(node), str(port), str(deadline_s)])
+        return str(done.stdout.strip())
+
+    nodes = [node for node in box.nodes if box.nspawn_pid(node) is not None]
+    try:
+        anchor.inside(box.places, ["/bin/sh", "-euc", script])
+        for node in nodes:
+            box.exec(node, ["ip", "route", "replace", _STRANGERS, "dev", "eth0"])
+        yield knock
+    finally:
+        for node in nodes:
+            box.exec(node, ["ip", "route", "delete", _STRANGERS], check=False)
+        clean = f"ip link delete v-stranger; umount --lazy {net}; rm -f {net}"
+        anchor.inside(box.places, ["/bin/sh", "-c", clean], check=False)
 
 
 def _unit(name: str) -> str:

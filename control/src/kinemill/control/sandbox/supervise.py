@@ -34,6 +34,8 @@ def nspawn_command(places: Places, node: str, binds: list[str]) -> list[str]:
         *("--machine", f"kms{places.id}-{node}", f"--hostname={node}", "--directory", str(folder / "root")),
         *("--link-journal=no", "--resolv-conf=off", "--timezone=off"),
         f"--network-namespace-path={folder / 'net'}",
+        # Its network namespace is its own, so its firewall may be too.
+        "--capability=CAP_NET_ADMIN",
         f"--bind={places.shared}:/shared",
         f"--bind-ro={folder / 'stand-ins'}:{STAND_INS}",
         *binds,
