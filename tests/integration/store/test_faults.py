@@ -5,14 +5,23 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
 import pytest
 
-from kinemill.errors import ConfigError, ConflictError, ExternalError, TruncatedError, UnavailableError
+from kinemill.errors import (
+    ConfigError,
+    ConflictError,
+    ExternalError,
+    NotFoundError,
+    TruncatedError,
+    UnavailableError,
+)
 from kinemill.store.config import Credentials, S3Address
+from kinemill.store.counts import requests_sent
 from kinemill.store.embedded import S3Server
 from kinemill.store.retry import Retry
 from kinemill.store.s3 import S3Store
@@ -56,6 +65,36 @@ def test_a_busy_store_is_asked_again_and_not_for_ever(server: S3Server) -> None:
         with pytest.raises(UnavailableError, match="gave up after 4 attempts"):
             store.head("k")
         assert len(liar.requests) == 4
+
+
+def test_requests_are_counted_by_operation_and_by_how_they_ended(server: S3Server) -> None:
+    from prometheus_client import REGISTRY
+
+    before = Counter(requests_sent())
+    with liar_before(server, "counted") as liar:
+        store = liar.store
+        assert store is not None
+        store.put_if_absent("k", b"0123")
+        few = Times(2)
+        liar.on_request = lambda *_: BUSY if few() else None
+        assert store.get("k") == b"0123"
+        with pytest.raises(ConflictError):
+            store.put_if_absent("k", b"4567")
+        with pytest.raises(NotFoundError):
+            store.head("nothing")
+        assert len(list(store.list())) == 1
+        store.delete("k")
+    assert Counter(requests_sent()) - before == {
+        ("put", "ok"): 1,
+        ("put", "conflict"): 1,
+        ("get", "unavailable"): 2,
+        ("get", "ok"): 1,
+        ("head", "not_found"): 1,
+        ("list", "ok"): 1,
+        ("delete", "ok"): 1,
+    }
+    shown = REGISTRY.get_sample_value("kinemill_store_requests_total", {"op": "get", "result": "unavailable"})
+    assert shown == requests_sent()["get", "unavailable"]
 
 
 def test_a_create_whose_answer_was_lost_is_still_ours(server: S3Server, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from kinemill.errors import (
     UnavailableError,
 )
 from kinemill.store.config import Credentials, S3Address
+from kinemill.store.counts import Counting, count
 from kinemill.store.fork import obstore_usable
 from kinemill.store.http import S3Http
 from kinemill.store.parallel import Lanes, download
@@ -104,7 +105,11 @@ class S3Store:
             return self._obstore
 
     def _call(self, what: str, body: Callable[[int], T]) -> T:
-        return self._retry.call(f"{self.url}: {what}", body)
+        def counted(attempt: int) -> T:
+            with Counting(what.partition(" ")[0]):
+                return body(attempt)
+
+        return self._retry.call(f"{self.url}: {what}", counted)
 
     def _meta(self, found: Any) -> ObjectMeta:
         return _meta(found, self.address.prefix)
@@ -335,7 +340,7 @@ class AsyncS3Store:
         import obstore as obs
 
         async def body(_: int) -> bytes:
-            with _translated(self.url, key):
+            with Counting("get"), _translated(self.url, key):
                 return bytes(await (await obs.get_async(self._client, self.address.key(key))).bytes_async())
 
         return await self._retry.call_async(f"{self.url}: get {key}", body)
@@ -349,7 +354,7 @@ class AsyncS3Store:
             options["if_match"] = f'"{etag}"'
 
         async def body(_: int) -> bytes:
-            with _translated(self.url, key):
+            with Counting("get"), _translated(self.url, key):
                 full = self.address.key(key)
                 result = await obs.get_async(self._client, full, options=options)  # type: ignore[arg-type]  # a TypedDict
                 return bytes(await result.bytes_async())
@@ -368,7 +373,7 @@ class AsyncS3Store:
         import obstore as obs
 
         async def body(_: int) -> ObjectMeta:
-            with _translated(self.url, key):
+            with Counting("head"), _translated(self.url, key):
                 return _meta(await obs.head_async(self._client, self.address.key(key)), self.address.prefix)
 
         return await self._retry.call_async(f"{self.url}: head {key}", body)
@@ -377,10 +382,15 @@ class AsyncS3Store:
         """In key order."""
         import obstore as obs
 
-        with _translated(self.url, prefix):
-            async for page in obs.list(self._client, self.address.key(prefix) or None):
-                for found in page:
-                    yield _meta(found, self.address.prefix)
+        try:
+            with _translated(self.url, prefix):
+                async for page in obs.list(self._client, self.address.key(prefix) or None):
+                    count("list")
+                    for found in page:
+                        yield _meta(found, self.address.prefix)
+        except KinemillError as exc:
+            count("list", exc)
+            raise
 
 
 # ---- obstore
