@@ -107,6 +107,14 @@ def test_start_up_is_no_hang(run: PosixRunFolder) -> None:
     assert report(run)["hung_s"] is None
 
 
+@pytest.mark.parametrize("jump_s", [-3600, 3600])
+def test_a_step_of_the_clock_ends_nobody(run: PosixRunFolder, jump_s: int) -> None:
+    # given a rank whose last step bears the time before the clock was set
+    stamp = f"stamp = time.time() + {jump_s}; os.utime(e._heartbeat, (stamp, stamp)); time.sleep(3)"
+    assert start(run, stamp, "--hang-s", "30").wait(90) == 0
+    assert report(run)["hung_s"] is None
+
+
 def test_a_wish_to_stop_reaches_the_rank(run: PosixRunFolder) -> None:
     # given a rank that saves on SIGTERM
     stops = "signal.signal(signal.SIGTERM, lambda *_: (Path(os.environ['RUN'], 'saved').touch(), sys.exit(0)))\n"

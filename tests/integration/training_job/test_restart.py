@@ -184,7 +184,7 @@ def test_a_hung_rank_leaves_its_stacks_and_a_run_without_progress_gives_up(tmp_p
 @pytest.mark.parametrize("step", [3, 12, 30])
 def test_kill_matrix(undisturbed: tuple[Path, dict[str, Any]], tmp_path: Path, rank: int, how: str, step: int) -> None:
     """Before the first checkpoint, in the middle, and at the last step."""
-    said = launch(tmp_path, f"1:{rank}:{step}:{how}", hang_s=8.0)
+    said = launch(tmp_path, f"1:{rank}:{step}:{how}", hang_s=20.0)
     assert (said["code"], said["attempts"]) == (0, [1, 2])
     assert finished(tmp_path / "run")["digest"] == finished(undisturbed[0])["digest"]
     for attempt in ("000001", "000002"):

@@ -96,6 +96,7 @@ def _mind(pid: int, handle: int, hang_s: float) -> tuple[int, resource.struct_ru
     """Wait for the rank; pass signals on; end it when it hangs."""
     hung_s: float | None = None
     kill_at = 0.0
+    watch = _Silence()
     while True:
         info = signal.sigtimedwait(WATCHED, TICK_S)
         done, status, usage = os.wait4(pid, os.WNOHANG)
@@ -103,7 +104,7 @@ def _mind(pid: int, handle: int, hang_s: float) -> tuple[int, resource.struct_ru
             return status, usage, hung_s
         if info is not None and info.si_signo != signal.SIGCHLD:
             os.kill(pid, info.si_signo)
-        if hung_s is None and hang_s > 0 and (silent := _silent_s(handle)) is not None and silent > hang_s:
+        if hung_s is None and hang_s > 0 and (silent := watch.seconds(handle)) is not None and silent > hang_s:
             hung_s = silent
             os.kill(pid, signal.SIGUSR1)
             kill_at = time.monotonic() + STACKS_S
@@ -111,13 +112,24 @@ def _mind(pid: int, handle: int, hang_s: float) -> tuple[int, resource.struct_ru
             os.kill(pid, signal.SIGKILL)
 
 
-def _silent_s(handle: int) -> float | None:
-    """Seconds since the last step; None before the first one (start-up has torchrun's own deadline)."""
-    try:
-        seen = os.stat("heartbeat", dir_fd=handle)
-    except OSError:
-        return None
-    return time.time() - seen.st_mtime if seen.st_size else None
+class _Silence:
+    """How long a rank has made no step, by this process's own clock: a step of the wall clock ends nobody."""
+
+    def __init__(self) -> None:
+        self._stamp: int | None = None
+        self._since = 0.0
+
+    def seconds(self, handle: int) -> float | None:
+        """Seconds since the last step; None before the first one (start-up has torchrun's own deadline)."""
+        try:
+            seen = os.stat("heartbeat", dir_fd=handle)
+        except OSError:
+            return None
+        if not seen.st_size:
+            return None
+        if seen.st_mtime_ns != self._stamp:
+            self._stamp, self._since = seen.st_mtime_ns, time.monotonic()
+        return time.monotonic() - self._since
 
 
 def _last_step(handle: int) -> int | None:
