@@ -3,7 +3,7 @@
     python vendor.py NAME WHEELHOUSES      prints the sandbox as one JSON object
 
 The prolog is a pattern, as vendors who expect customers write it; the epilog is not set; one file is included and left
-to the customer. All else of Slurm's is the vendor's own, and its sha256 goes to vendor.sha256 in root's home.
+to the customer. All else of Slurm's is the vendor's own, and its sha256 goes to /var/lib/vendor.sha256.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(name: str, wheelhouses: str) -> None:
     )
     for node in ("ctl", "n1", "n2"):
         text = cluster.box.exec(node, ["/bin/sh", "-euc", FINGERPRINT]).stdout
-        (cluster.box.root(node) / "root/vendor.sha256").write_text(text, encoding="utf-8")
+        (cluster.box.root(node) / "var/lib/vendor.sha256").write_text(text, encoding="utf-8")
     print(json.dumps({"ssh_config": str(cluster.box.places.ssh_config)}))
 
 

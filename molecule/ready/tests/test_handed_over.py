@@ -11,16 +11,16 @@ testinfra_hosts = [f"ssh://root@{node}?ssh_config={SETTINGS}" for node in ["ctl"
 
 
 def test_no_file_of_the_vendors_and_no_package_changed(host) -> None:
-    kept = host.file("/root/vendor.sha256").content_string.splitlines()
+    kept = host.file("/var/lib/vendor.sha256").content_string.splitlines()
     named = {line.split()[-1] for line in kept}
     assert {"/etc/slurm/slurm.conf", "/etc/munge/munge.key", "/var/lib/dpkg/status"} <= named
     assert "/etc/slurm/prolog.d/10-vendor.sh" in named
-    done = host.run("sha256sum --check --quiet /root/vendor.sha256")
+    done = host.run("sha256sum --check --quiet /var/lib/vendor.sha256")
     assert done.rc == 0, done.stdout
 
 
 def test_nothing_stands_beside_the_vendors_files_but_what_says_that_it_is_ours(host) -> None:
-    kept = {line.split()[-1] for line in host.file("/root/vendor.sha256").content_string.splitlines()}
+    kept = {line.split()[-1] for line in host.file("/var/lib/vendor.sha256").content_string.splitlines()}
     now = set(host.check_output("find /etc/slurm -type f").split())
     added = now - kept - {"/etc/slurm/site.conf"}
     assert added == (set() if host.check_output("hostname") == "ctl" else {"/etc/slurm/prolog.d/50-kinemill.sh"})
