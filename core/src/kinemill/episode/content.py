@@ -1,32 +1,26 @@
-"""Messages of one topic out of verified chunks, and their content as arrays."""
+"""What messages hold, as arrays: pictures, rows, depth, text."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from kinemill.contracts.episode import TopicKind, TopicReceipt
-from kinemill.episode import wire
 from kinemill.episode.cdr import JointTemplate, decode_one, joint_template
 from kinemill.episode.decode import DecoderPool, PixelFormat, StreamKind, picture_shape
-from kinemill.episode.h264 import check_packet, first_slice_is_idr
+from kinemill.episode.gathered import Messages
+from kinemill.episode.h264 import check_packet
 from kinemill.episode.messages import read_image, read_text
-from kinemill.episode.opened import OpenChunk
-from kinemill.episode.proto import video_bytes
 from kinemill.episode.schemas import JOINT_STATE, STRING, VIDEO
 from kinemill.errors import CorruptError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Messages", "VideoOptions", "decode_rows", "read_content"]
-
-_HEAD = wire.MESSAGE_HEAD.size
+__all__ = ["VideoOptions", "decode_rows", "read_content"]
 
 
 class VideoOptions(NamedTuple):
@@ -37,96 +31,6 @@ class VideoOptions(NamedTuple):
     pixel_format: PixelFormat
     out: NDArray[np.uint8] | None = None
     one_gop: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Messages:
-    """One topic's messages in the chunks at hand, in file order.
-
-    Attributes:
-        chunk: Number of the chunk of each, int64 [n].
-        start: Where its payload starts in that chunk's records.
-        end: Where it ends.
-        time: Log times, int64 [n].
-        sequence: Sequence numbers.
-        data: Records of each chunk.
-        in_order: Times do not go back inside any chunk.
-    """
-
-    chunk: NDArray[np.int64]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    time: NDArray[np.int64]
-    sequence: NDArray[np.int64]
-    data: dict[int, memoryview]
-    in_order: bool = False
-    _idr: dict[int, bool] = field(default_factory=dict)
-
-    @classmethod
-    def gather(cls, channel: int, numbers: Sequence[int], chunks: Sequence[OpenChunk]) -> Self:
-        """Those of one channel.
-
-        Args:
-            channel: Channel id.
-            numbers: Chunk numbers, increasing.
-            chunks: The chunks.
-        """
-        if len(chunks) == 1:
-            c, mask = chunks[0], chunks[0].of(channel)
-            start = c.offset[mask]
-            number = np.full(len(start), numbers[0], np.int64)
-            return cls(
-                number, start + _HEAD, c.end[mask], c.time[mask], c.sequence[mask], {numbers[0]: c.data}, c.in_order
-            )
-        masks = [c.of(channel) for c in chunks]
-        empty = [np.empty(0, np.int64)]
-        return cls(
-            np.repeat(np.array(numbers, np.int64), [len(c.time[m]) for c, m in zip(chunks, masks, strict=True)]),
-            np.concatenate([c.offset[m] for c, m in zip(chunks, masks, strict=True)] or empty) + _HEAD,
-            np.concatenate([c.end[m] for c, m in zip(chunks, masks, strict=True)] or empty),
-            np.concatenate([c.time[m] for c, m in zip(chunks, masks, strict=True)] or empty),
-            np.concatenate([c.sequence[m] for c, m in zip(chunks, masks, strict=True)] or empty),
-            {k: c.data for k, c in zip(numbers, chunks, strict=True)},
-            all(c.in_order for c in chunks),
-        )
-
-    def payload(self, index: int) -> memoryview:
-        """Of one message."""
-        return self.data[int(self.chunk[index])][int(self.start[index]) : int(self.end[index])]
-
-    def is_idr(self, index: int) -> bool:
-        """Whether a camera's message is an IDR frame."""
-        found = self._idr.get(index)
-        if found is None:
-            found = self._idr[index] = first_slice_is_idr(video_bytes(self.payload(index))[0])
-        return found
-
-    def gop_starts(self, indices: Sequence[int], *, one_gop: bool) -> list[int | None]:
-        """For each index, increasing, the IDR that the frame depends on; None where that is not at hand.
-
-        With `one_gop`, chunks hold one GOP, so that it is the topic's first frame in the chunk.
-        """
-        if one_gop and self.chunk[0] == self.chunk[-1]:
-            return [0 if self.is_idr(0) else None] * len(indices)
-        if one_gop:
-            firsts = np.searchsorted(self.chunk, self.chunk[np.asarray(indices, np.int64)]).tolist()
-            return [first if self.is_idr(first) else None for first in firsts]
-        found: list[int | None] = []
-        start: int | None = None
-        looked = -1
-        for index in indices:
-            at = index
-            while at > looked:
-                if self.is_idr(at):
-                    start = at
-                    break
-                if at == 0 or int(self.chunk[at]) - int(self.chunk[at - 1]) > 1:  # chunks between are not at hand
-                    start = None
-                    break
-                at -= 1
-            looked = index
-            found.append(start)
-        return found
 
 
 def read_content(
@@ -178,7 +82,7 @@ def _pictures(
         return np.zeros((answers, *shape), np.uint8)
     todo = picked.tolist()
     inverse = None
-    if any(b <= a for a, b in itertools.pairwise(todo)):
+    if len(todo) > 1 and any(b <= a for a, b in itertools.pairwise(todo)):
         unique, inverse = np.unique(picked, return_inverse=True)
         todo = unique.tolist()
     target = video.out if inverse is None else None
@@ -200,7 +104,7 @@ def _pictures(
         last = todo[stop - 1]
         packets = []
         for index in range(start, last + 1):
-            data, codec = video_bytes(messages.payload(index))
+            data, codec = messages.frame(index)
             if codec != "h264":
                 raise CorruptError(f"{where}: format {codec!r} in a stream of h264")
             packets.append(data)
@@ -221,7 +125,7 @@ def _size_of(messages: Messages, index: int, where: str) -> tuple[int, int]:
     """(width, height) by the parameter set of the IDR that a frame depends on."""
     (start,) = messages.gop_starts([index], one_gop=False)
     if start is not None:
-        info = check_packet(bytes(video_bytes(messages.payload(start))[0]), where=where)
+        info = check_packet(bytes(messages.frame(start)[0]), where=where)
         if info.sps is not None:
             return info.sps.width, info.sps.height
     raise CorruptError(f"{where}: no parameter set that tells the picture's size")
@@ -245,43 +149,37 @@ def decode_rows(topic: TopicReceipt, messages: Messages, picked: NDArray[np.int6
         CorruptError: A message does not parse, or has other names or array lengths than the topic.
     """
     out: list[NDArray[np.float64]] = []
-    at = 0
-    chunk = messages.chunk[picked]
-    edges = np.flatnonzero(np.diff(chunk)) + 1
-    for part in np.split(picked, edges) if len(edges) else [picked]:
-        rows = _bulk(topic, messages, part)
-        if rows is None:
-            rows = _one_by_one(topic, messages, part, where)
-        out.append(rows)
-        at += len(part)
+    for part, data, start, end in messages.by_chunk(picked):
+        rows = _bulk(topic, data, start, end)
+        out.append(_one_by_one(topic, messages, part, where) if rows is None else rows)
     return out[0] if len(out) == 1 else np.concatenate(out)
 
 
-def _bulk(topic: TopicReceipt, messages: Messages, part: NDArray[np.int64]) -> NDArray[np.float64] | None:
-    start = messages.start[part]
-    size = messages.end[part] - start
-    length = int(size[0])
-    if not topic.names or not topic.fields or length < 20 or not (size == length).all():
+def _bulk(
+    topic: TopicReceipt, data: memoryview, start: NDArray[np.int64], end: NDArray[np.int64]
+) -> NDArray[np.float64] | None:
+    size = end - start
+    first, length = int(start[0]), int(size[0])
+    if not topic.names or not topic.fields or length < 20 or np.count_nonzero(size != length):
         return None
-    data = messages.data[int(messages.chunk[part[0]])]
-    first = data[int(start[0]) : int(start[0]) + length]
-    text = int.from_bytes(first[12:16], "little")
+    text = int.from_bytes(data[first + 12 : first + 16], "little")
     if not 1 <= text <= length - 16:
         return None
     try:
-        template = _template(topic.names, topic.fields, str(first[16 : 16 + text - 1], "utf-8"))
+        template = _template(topic.names, topic.fields, str(data[first + 16 : first + 15 + text], "utf-8"))
     except UnicodeDecodeError:
         return None
     if len(template.data) != length:
         return None
-    step = int(start[1] - start[0]) if len(start) > 1 else length
-    if len(start) > 1 and step > 0 and (np.diff(start) == step).all():
-        rows: NDArray[np.uint8] = np.ndarray(
-            (len(start), length), np.uint8, buffer=data, offset=int(start[0]), strides=(step, 1)
-        )
+    if len(start) > 1:
+        steps = start[1:] - start[:-1]
+        step = int(steps[0])
+        if step <= 0 or np.count_nonzero(steps != step):
+            table = np.frombuffer(data, np.uint8)[start[:, None] + np.arange(length)]
+            return template.read(table, 0, length, len(start))
     else:
-        rows = np.frombuffer(data, np.uint8)[start[:, None] + np.arange(length)]
-    return template.decode(rows) if template.matches(rows) else None
+        step = length
+    return template.read(data, first, step, len(start))
 
 
 def _one_by_one(topic: TopicReceipt, messages: Messages, part: NDArray[np.int64], where: str) -> NDArray[np.float64]:

@@ -47,6 +47,7 @@ _MAX_CHUNKS: Final = 1 << 22
 _MAX_LENGTH: Final = 1 << 40
 _MAX_TIME: Final = (1 << 63) - 1
 _NO_TIME: Final = np.empty(0, np.int64)
+_NONE_BEHIND: Final = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +84,11 @@ class GroupLayout:
 
     def __len__(self) -> int:
         return len(self.offset)
+
+    @property
+    def end_ns(self) -> int:
+        """Last log time of the group; of one with chunks."""
+        return int(self.t_last_ns[-1]) if self.in_order else int(self.t_last_ns.max())
 
 
 def run_lengths(column: Sequence[int] | NDArray[np.int64]) -> tuple[int, ...]:
@@ -132,17 +138,17 @@ def _pack_varints(values: NDArray[np.uint64]) -> bytes:
 
 def _unpack_varints(data: bytes) -> NDArray[np.uint64]:
     raw = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(raw < 128)
-    if not len(raw) or not len(ends) or ends[-1] != len(raw) - 1:
+    ends = (raw < 128).nonzero()[0]
+    if not len(ends) or ends[-1] != len(raw) - 1:
         raise CorruptError("packed layout: it ends inside a number")
     starts = np.empty_like(ends)
     starts[0] = 0
     starts[1:] = ends[:-1] + 1
     sizes = ends - starts + 1
-    if sizes.max() > 10:
+    if int(sizes.max()) > 10:
         raise CorruptError("packed layout: a number of more than 10 bytes")
-    shift = (np.arange(len(raw)) - np.repeat(starts, sizes)) * 7
-    parts = (raw & np.uint8(127)).astype(np.uint64) << shift.astype(np.uint64)
+    shift = (np.arange(len(raw)) - starts.repeat(sizes)) * 7
+    parts = (raw & np.uint8(127)).astype(np.uint64) << shift.view(np.uint64)
     found: NDArray[np.uint64] = np.add.reduceat(parts, starts)
     return found
 
@@ -172,10 +178,17 @@ class _Take:
         return self._values[self._at - n : self._at]
 
     def one(self, limit: int) -> int:
-        value = int(self.many(1)[0])
+        if self._at == len(self._values):
+            raise CorruptError("packed layout: a number is wanted, none is left")
+        value = int(self._values[self._at])
+        self._at += 1
         if value > limit:
             raise CorruptError(f"packed layout: {value} where at most {limit} makes sense")
         return value
+
+    def counts(self, n: int) -> list[int]:
+        """Few numbers, as Python takes them faster."""
+        return self.many(n).tolist()  # type: ignore[no-any-return]  # NumPy's stub says Any
 
     def signed(self, n: int) -> NDArray[np.int64]:
         return _unzigzag(self.many(n))
@@ -361,7 +374,7 @@ class Layout:
 
 
 def _in_order(t_first: NDArray[np.int64], t_last: NDArray[np.int64]) -> bool:
-    return bool((t_first[1:] >= t_last[:-1]).all())
+    return not np.count_nonzero(t_first[1:] < t_last[:-1])
 
 
 def _inflate(data: bytes) -> bytes:
@@ -378,34 +391,39 @@ def _inflate(data: bytes) -> bytes:
 
 
 def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end: int, *, crc: bool) -> GroupLayout:
+    """One group's tables; a loader does this for each episode that it opens, so the calls are counted."""
     n = take.one(_MAX_CHUNKS)
     if n == 0:
         none = np.zeros((len(topics), 0), np.int64)
         return GroupLayout(name, topics, _NO_TIME, _NO_TIME, _NO_TIME, _NO_TIME, none)
     counts: NDArray[np.int64] | None = None
     full = False
-    gap_extra: NDArray[np.int64] | int = 0
+    extra = _NONE_BEHIND
     if take.one(1):
-        pairs_per_topic = take.many(len(topics)).astype(np.int64)
-        pairs = take.many(2 * int(min(pairs_per_topic.sum(), _MAX_CHUNKS))).astype(np.int64).reshape(-1, 2)
+        pairs_per_topic = take.counts(len(topics))
+        pairs = take.counts(2 * min(sum(pairs_per_topic), _MAX_CHUNKS))
         counts = _expand_all(pairs, pairs_per_topic, n, name)
-        gap_extra = index_bytes(counts)[:-1]
-        full = bool(pairs[:, 0].all())
+        full = 0 not in pairs[::2]
+        # with as many runs as topics, each topic has the same count in all chunks
+        extra = index_bytes(counts[:, :1] if len(pairs) == 2 * len(topics) else counts[:, :-1])
     base, skew, gops, t0 = (take.one(limit) for limit in (_MAX_LENGTH, _MAX_TIME, _MAX_CHUNKS, _MAX_TIME))
     signed = take.signed(4 * n + max(gops - 1, 0))
-    start = int(signed[0])
-    length = signed[1 : n + 1] + base if base else np.cumsum(signed[1 : n + 1])
-    gap = signed[n + 1 : 2 * n] + gap_extra
-    t_first = np.cumsum(np.cumsum(signed[2 * n : 3 * n])) + t0
-    t_last = np.cumsum(signed[3 * n : 4 * n]) + t_first
+    length = signed[1 : n + 1] + base if base else signed[1 : n + 1].cumsum()
+    gap = signed[n + 1 : 2 * n] + extra
+    step = signed[2 * n : 3 * n].cumsum()
+    step[0] += t0
+    t_first = step.cumsum()
+    duration = signed[3 * n : 4 * n].cumsum()
+    t_last = t_first + duration
     offset = np.empty(n, np.int64)
-    offset[0] = end + start
-    np.cumsum(length[:-1] + gap, out=offset[1:])
-    offset[1:] += offset[0]
-    lowest = min(int(length.min()) - 1, int(gap.min()) if n > 1 else 0, int((t_last - t_first).min()))
-    if lowest < 0 or offset[0] < 0 or int(t_first.min()) < 0 or int(offset[-1]) > _MAX_TIME // 2:
+    offset[0] = end + int(signed[0])
+    if n > 1:
+        np.cumsum(length[:-1] + gap, out=offset[1:])
+        offset[1:] += offset[0]
+    lowest = min(int(length.min()) - 1, int(gap.min()) if n > 1 else 0, int(duration.min()), int(t_first.min()))
+    if lowest < 0 or offset[0] < 0 or int(offset[-1]) > _MAX_TIME // 2:
         raise CorruptError(f"packed layout: group {name} has chunks that overlap, or end before they start")
-    gop_chunk = np.cumsum(signed[4 * n :]) if gops else None
+    gop_chunk = signed[4 * n :].cumsum() if gops else None
     if gop_chunk is not None and len(gop_chunk) and not (gop_chunk.min() >= 0 and gop_chunk.max() < n):
         raise CorruptError(f"packed layout: group {name} has a GOP in a chunk that is not there")
     crcs = take.many(n).astype(np.int64) if crc else None
@@ -413,16 +431,14 @@ def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end:
     return GroupLayout(name, topics, offset, length, t_first, t_last, counts, crcs, gop_chunk, in_order, skew, full)
 
 
-def _expand_all(pairs: NDArray[np.int64], pairs_per_topic: NDArray[np.int64], n: int, name: str) -> NDArray[np.int64]:
+def _expand_all(pairs: list[int], pairs_per_topic: list[int], n: int, name: str) -> NDArray[np.int64]:
     """Counts [topics, chunks] from all topics' run-length pairs."""
-    values, times = pairs[:, 0], pairs[:, 1]
-    owner = np.repeat(np.arange(len(pairs_per_topic)), pairs_per_topic)
-    if len(pairs):
-        sane = int(times.min()) >= 1 and int(times.max()) <= n and len(owner) == len(pairs)
-        sane = sane and int(values.min()) >= 0 and int(values.max()) <= 1 << 40
-        sane = sane and bool((np.bincount(owner, times, len(pairs_per_topic)) == n).all())
-    else:
-        sane = not len(pairs_per_topic)
+    values, times = pairs[::2], pairs[1::2]
+    sane = len(values) == sum(pairs_per_topic) and max(values, default=0) <= 1 << 40 and 0 not in times
+    at = 0
+    for number in pairs_per_topic if sane else ():
+        sane = sane and sum(times[at : at + number]) == n
+        at += number
     if not sane:
         raise CorruptError(f"packed layout: group {name}: message counts do not cover its {n} chunks")
     return np.repeat(values, times).reshape(len(pairs_per_topic), n)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -29,10 +28,11 @@ MAX_RAW: Final = 1 << 30
 _HEAD: Final = wire.CHUNK_HEAD
 _MESSAGE: Final = wire.MESSAGE_HEAD
 _FIXED: Final = _MESSAGE.size
+_U64: Final = struct.Struct("<Q")
+_IS_MESSAGE: Final = wire.Op.MESSAGE
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkHead:
+class ChunkHead(NamedTuple):
     """The fields of a Chunk record; `data_at` counts from the record's opcode."""
 
     t_first_ns: int
@@ -44,8 +44,7 @@ class ChunkHead:
     data_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpenChunk:
+class OpenChunk(NamedTuple):
     """The messages of a chunk, in file order.
 
     Attributes:
@@ -65,14 +64,21 @@ class OpenChunk:
     time: NDArray[np.int64]
     in_order: bool
     """Times do not go back."""
-    period: int
-    """Channels repeat after so many messages, each once; 0 where they do not."""
+    lanes: tuple[int, ...]
+    """Channels of one round, where the messages are rounds of the same channels, each once; else empty."""
+
+    @property
+    def span_ns(self) -> tuple[int, int]:
+        """Earliest and latest log time; of a chunk with messages."""
+        if self.in_order:
+            return int(self.time[0]), int(self.time[-1])
+        return int(self.time.min()), int(self.time.max())
 
     def of(self, channel: int) -> slice | NDArray[np.bool_]:
         """Index of one channel's messages."""
-        if self.period:
-            first = self.channel[: self.period].tolist()
-            return slice(first.index(channel), None, self.period) if channel in first else slice(0, 0)
+        if self.lanes:
+            lanes = self.lanes
+            return slice(lanes.index(channel), None, len(lanes)) if channel in lanes else slice(0, 0)
         mask: NDArray[np.bool_] = self.channel == channel
         return mask
 
@@ -91,9 +97,9 @@ def read_chunk_head(view: memoryview | bytes, *, where: str, limit: int = MAX_RA
         raise CorruptError(f"{where}: no Chunk record of {len(view)} bytes (opcode {op:#x}, length {length})")
     if name_size > 16 or _HEAD.size + name_size + 8 > len(view):
         raise CorruptError(f"{where}: a compression name of {name_size} bytes")
-    compression = bytes(view[_HEAD.size : _HEAD.size + name_size]).decode("ascii", "replace")
+    compression = str(view[_HEAD.size : _HEAD.size + name_size], "ascii", "replace") if name_size else ""
     at = _HEAD.size + name_size
-    (data_size,) = struct.unpack_from("<Q", view, at)
+    (data_size,) = _U64.unpack_from(view, at)
     if data_size != len(view) - at - 8:
         raise CorruptError(f"{where}: the chunk says {data_size} bytes of records, it has {len(view) - at - 8}")
     if raw_size > limit:
@@ -186,52 +192,62 @@ def _walk_pattern(data: memoryview) -> OpenChunk | None:
     """The messages, if the chunk is a repetition of its first few records."""
     size = len(data)
     seen: list[int] = []
-    at, first = 0, -1
+    channels: list[int] = []
+    at = 0
     while at + _FIXED <= size and len(seen) < 64:
-        op, length, channel = struct.unpack_from("<BQH", data, at)
-        if op != wire.Op.MESSAGE or length < wire.MESSAGE_FIXED or length > size - at - 9:
+        op, length, channel = _FRONT.unpack_from(data, at)
+        if op != wire.Op.MESSAGE or length < wire.MESSAGE_FIXED or 9 + length > size - at:
             return None
-        if channel == first:
+        if channels and channel == channels[0]:
             break
-        first = channel if first < 0 else first
         seen.append(at)
+        channels.append(channel)
         at += 9 + length
-    if not seen or at == 0 or size % at or size // at < 8 or (at < size and channel != first):
-        return None
-    times = size // at
-    table = np.frombuffer(data, np.uint8).reshape(times, at)
-    starts = np.array(seen, np.int64)
-    columns = []
-    for start in seen:
-        head = table[:, start : start + _FIXED]
-        if not (head[:, :11] == head[0, :11]).all():  # opcode, length and channel are those of the pattern
+        if size // at < 8:  # few messages, as video chunks have: one by one is as fast
             return None
-        columns.append(np.ascontiguousarray(head[:, 9:23]))
-    heads = np.stack(columns, axis=1).reshape(-1, 14)  # message order: round by round, record by record
-    offset = (np.arange(times)[:, None] * at + starts).reshape(-1)
-    ends = np.append(starts[1:], at)
-    end = (np.arange(times)[:, None] * at + ends).reshape(-1)
-    channel_ids = np.ascontiguousarray(heads[:, 0:2]).view("<u2").reshape(-1).astype(np.int64)
-    sequence = np.ascontiguousarray(heads[:, 2:6]).view("<u4").reshape(-1).astype(np.int64)
-    time = np.ascontiguousarray(heads[:, 6:14]).view("<i8").reshape(-1)
-    return OpenChunk(
-        data, offset, end, channel_ids, sequence, time, bool((time[1:] >= time[:-1]).all()), _period(channel_ids)
-    )
+    if not at or size % at or (at < size and channel != channels[0]):
+        return None
+    rounds, lanes = size // at, len(seen)
+    # the first 24 bytes of each head as three words: opcode and length; end of it, channel, sequence; log time
+    heads = np.empty((rounds, lanes, 3), "<u8")
+    for lane, start in enumerate(seen):
+        heads.view("V24")[:, lane, 0] = np.ndarray((rounds,), "V24", data, start, (at,))
+    front, middle, back = heads[:, :, 0], heads[:, :, 1].reshape(-1), heads[:, :, 2].reshape(-1)
+    same = (middle & _CHANNEL).reshape(rounds, lanes)
+    if np.count_nonzero(front != front[0]) or np.count_nonzero(same != same[0]):
+        return None
+    sequence = (middle >> _BITS_24 & _BITS_32).view(np.int64)
+    time = (middle >> _BITS_56 | back << _BITS_8).view(np.int64)
+    places = np.arange(0, size, at)[:, None] + np.array((seen, [*seen[1:], at]))[:, None, :]
+    offset, end = places.reshape(2, -1)
+    channel = np.empty((rounds, lanes), np.int64)
+    channel[:] = channels
+    distinct = tuple(channels) if len(set(channels)) == lanes else ()
+    return OpenChunk(data, offset, end, channel.reshape(-1), sequence, time, _in_order(time), distinct)
 
 
-def _period(channel: NDArray[np.int64]) -> int:
-    """As `OpenChunk.period`."""
-    head = channel[:64].tolist()
+_CHANNEL, _BITS_8, _BITS_24, _BITS_56 = (np.uint64(n) for n in (0xFFFFFF, 8, 24, 56))
+_BITS_32: Final = np.uint64(0xFFFFFFFF)
+_FRONT: Final = struct.Struct("<BQH")
+
+
+def _in_order(time: NDArray[np.int64]) -> bool:
+    return not np.count_nonzero(time[1:] < time[:-1])
+
+
+def _lanes(channel: list[int]) -> tuple[int, ...]:
+    """As `OpenChunk.lanes`."""
+    head = channel[:64]
     period = head.index(head[0], 1) if head and head[0] in head[1:] else len(head)
     if not period or len(channel) % period or len(set(head[:period])) != period:
-        return 0
-    return period if (channel.reshape(-1, period) == channel[:period]).all() else 0
+        return ()
+    return tuple(head[:period]) if channel == head[:period] * (len(channel) // period) else ()
 
 
 def _walk_records(data: memoryview, where: str) -> OpenChunk:
     size = len(data)
     at = 0
-    found: list[tuple[int, int, int, int, int]] = []
+    found: list[int] = []
     unpack = _MESSAGE.unpack_from
     while at < size:
         if size - at < 9:
@@ -244,20 +260,19 @@ def _walk_records(data: memoryview, where: str) -> OpenChunk:
         end = at + 9 + length
         if end > size:
             raise CorruptError(f"{where}: a record of {length} bytes at {at}, {size - at - 9} are left")
-        if op == wire.Op.MESSAGE:
-            if length < wire.MESSAGE_FIXED:
+        if op == _IS_MESSAGE:
+            if length < 22:
                 raise CorruptError(f"{where}: a message record of {length} bytes")
-            found.append((at, end, channel, sequence, time))
+            found += (at, end, channel, sequence, time)
         elif op not in (wire.Op.SCHEMA, wire.Op.CHANNEL) and op < 0x80:
             raise CorruptError(f"{where}: a record of type {op:#x} inside a chunk")
         at = end
     try:
-        table = np.array(found, np.int64).reshape(-1, 5)
+        columns = np.array(found, np.int64).reshape(-1, 5).T.copy()
     except OverflowError as exc:
         raise CorruptError(f"{where}: a message with a time over 2^63 ns") from exc
-    times = table[:, 4]
-    in_order = bool((times[1:] >= times[:-1]).all())
-    return OpenChunk(data, table[:, 0], table[:, 1], table[:, 2], table[:, 3], times, in_order, _period(table[:, 2]))
+    offset, end_of, channel_of, sequence_of, time_of = columns
+    return OpenChunk(data, offset, end_of, channel_of, sequence_of, time_of, _in_order(time_of), _lanes(found[2::5]))
 
 
 def open_chunk(
@@ -299,6 +314,6 @@ def open_chunk(
         if found != head.crc or (crc is not None and crc != found):
             raise CorruptError(f"{where}: crc {found:08x}, written was {(crc if crc is not None else head.crc):08x}")
     chunk = walk(data, where=where)
-    if len(chunk.time) and (int(chunk.time.min()) != head.t_first_ns or int(chunk.time.max()) != head.t_last_ns):
+    if len(chunk.time) and chunk.span_ns != (head.t_first_ns, head.t_last_ns):
         raise CorruptError(f"{where}: messages lie outside the chunk's own {head.t_first_ns}..{head.t_last_ns} ns")
     return chunk

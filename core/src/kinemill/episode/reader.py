@@ -15,8 +15,10 @@ import numpy as np
 
 from kinemill.contracts.episode import Receipt, TopicKind, TopicReceipt
 from kinemill.contracts.store import Store
-from kinemill.episode.content import Messages, VideoOptions, read_content
+from kinemill.episode.choose import chunks_of, missing_start, select
+from kinemill.episode.content import VideoOptions, read_content
 from kinemill.episode.decode import SHARED, DecoderPool, PixelFormat
+from kinemill.episode.gathered import Messages
 from kinemill.episode.layout import GroupLayout, Layout
 from kinemill.episode.opened import OpenChunk, open_chunk
 from kinemill.episode.scratch import scratch
@@ -175,7 +177,7 @@ class EpisodeReader:
             same = (where[0], window.times_ns, window.pick) if group.full and window.times_ns else None
             chunks = None if same is None else known.get(same)
             if chunks is None:
-                chunks = _chunks_of(group, where[1], window)
+                chunks = chunks_of(group, where[1], window)
                 if same is not None and window.pick == "before":
                     known[same] = chunks
             wanted.setdefault(where[0], set()).update(chunks)
@@ -255,11 +257,12 @@ class EpisodeReader:
                 chunks[fetch.group, k] = self._open_one(group, k, view[start : start + int(group.length[k])])
 
     def _open_one(self, group: GroupLayout, k: int, view: memoryview) -> OpenChunk:
-        where = f"episode {self.key}: group {group.name}, chunk {k} ({group.t_first_ns[k]} ns)"
+        t_first_ns = int(group.t_first_ns[k])
+        where = f"episode {self.key}: group {group.name}, chunk {k} ({t_first_ns} ns)"
         chunk = open_chunk(
             view,
             where=where,
-            t_first_ns=int(group.t_first_ns[k]),
+            t_first_ns=t_first_ns,
             t_last_ns=int(group.t_last_ns[k]),
             crc=None if group.crc32 is None else int(group.crc32[k]),
             must_have_crc=self._strict,
@@ -271,13 +274,13 @@ class EpisodeReader:
 
     @staticmethod
     def _check_counts(group: GroupLayout, counts: NDArray[np.int64], k: int, chunk: OpenChunk, where: str) -> None:
-        expected = counts[:, k]
-        if len(chunk.time) != int(expected.sum()):
-            raise CorruptError(f"{where}: {len(chunk.time)} messages, the layout says {int(expected.sum())}")
-        before = counts[:, :k].sum(axis=1)
-        if chunk.period and _sequences_fit(group, expected, before, chunk):
+        expected: list[int] = counts[:, k].tolist()
+        if len(chunk.time) != sum(expected):
+            raise CorruptError(f"{where}: {len(chunk.time)} messages, the layout says {sum(expected)}")
+        before: list[int] = np.add.reduce(counts[:, :k], axis=1).tolist()
+        if chunk.lanes and _sequences_fit(group, expected, before, chunk):
             return
-        for topic, n, start in zip(group.topics, expected.tolist(), before.tolist(), strict=True):
+        for topic, n, start in zip(group.topics, expected, before, strict=True):
             mine = chunk.sequence[chunk.channel == topic.channel_id]
             if len(mine) != n:
                 raise CorruptError(f"{where}: {len(mine)} messages of {topic.topic}, the layout says {n}")
@@ -300,15 +303,18 @@ class EpisodeReader:
     ) -> tuple[dict[str, Answer], dict[int, set[int]]]:
         """Answers, or which chunks are needed besides (group -> chunks)."""
         chosen = []
+        held_of: dict[int, list[int]] = {}
         more: dict[int, set[int]] = {}
         for window in windows:
             g, position = self._at[window.topic]
             group = self.layout.groups[g]
-            held = sorted(k for h, k in chunks if h == g)
-            messages = Messages.gather(group.topics[position].channel_id, held, [chunks[g, k] for k in held])
-            picked, pad, need = _select(group, position, window, messages, held)
+            held = held_of.get(g)
+            if held is None:
+                held = held_of[g] = sorted(k for h, k in chunks if h == g)
+            messages = Messages(group.topics[position].channel_id, held, [chunks[g, k] for k in held])
+            picked, pad, need = select(group, position, window, messages, held)
             if not need and group.topics[position].kind is TopicKind.VIDEO and len(picked):
-                need = _missing_start(group, position, messages, picked, held, one_gop=self._one_gop(group))
+                need = missing_start(group, position, messages, picked, held, one_gop=self._one_gop(group))
             if need:
                 more.setdefault(g, set()).update(need)
             chosen.append((window, group, group.topics[position], messages, picked, pad))
@@ -317,179 +323,31 @@ class EpisodeReader:
         answers: dict[str, Answer] = {}
         for window, group, topic, messages, picked, pad in chosen:
             where = f"episode {self.key}: group {group.name}, topic {topic.topic}"
-            video = self._video._replace(out=out.get(window.key), one_gop=self._one_gop(group))
+            video = self._video
+            if topic.kind is TopicKind.VIDEO:
+                video = video._replace(out=out.get(window.key), one_gop=self._one_gop(group))
             data = read_content(topic, messages, picked, len(pad), where=where, video=video)
             time = messages.time[picked] if len(picked) else np.zeros(len(pad), np.int64)
             answers[window.key] = (time, data, pad)
         return answers, {}
 
 
-def _sequences_fit(
-    group: GroupLayout, expected: NDArray[np.int64], before: NDArray[np.int64], chunk: OpenChunk
-) -> bool:
+def _sequences_fit(group: GroupLayout, expected: list[int], before: list[int], chunk: OpenChunk) -> bool:
     """Whether a chunk of regular rounds holds just the sequence numbers that it should; all topics at once."""
-    rounds = len(chunk.time) // chunk.period
-    lane = {channel: i for i, channel in enumerate(chunk.channel[: chunk.period].tolist())}
-    first = [0] * chunk.period
-    for topic, n, start in zip(group.topics, expected.tolist(), before.tolist(), strict=True):
-        i = lane.pop(topic.channel_id, None)
-        if n != (0 if i is None else rounds):
+    lanes = chunk.lanes
+    rounds = len(chunk.time) // len(lanes)
+    first = [0] * len(lanes)
+    filled = 0
+    for topic, n, start in zip(group.topics, expected, before, strict=True):
+        if topic.channel_id in lanes:
+            first[lanes.index(topic.channel_id)] = start + 1
+            filled += 1
+            if n != rounds:
+                return False
+        elif n:
             return False
-        if i is not None:
-            first[i] = start + 1
-    if lane or max(first) + rounds >= 1 << 32:
+    if filled != len(lanes) or max(first) + rounds >= 1 << 32:
         return False
-    table = chunk.sequence.reshape(rounds, chunk.period)
-    return bool((table == np.array(first) + np.arange(rounds)[:, None]).all())
-
-
-def _filled(group: GroupLayout, position: int) -> NDArray[np.int64] | None:
-    """Chunks that hold the topic; None where all do, or where nobody counted (then all may)."""
-    if group.counts is None or group.full:
-        return None
-    return np.flatnonzero(group.counts[position])
-
-
-def _chunks_of(group: GroupLayout, position: int, window: Window) -> set[int]:
-    """The chunks that a window needs, as far as the layout tells."""
-    n = len(group)
-    if n == 0:
-        return set()
-    if window.step_range is not None:
-        return _chunks_of_steps(group, position, window.step_range)
-    filled = _filled(group, position)
-    if filled is not None and len(filled) == 0:
-        return set()
-    if window.span_ns is not None:
-        start, end = window.span_ns
-        inside = np.flatnonzero((group.t_last_ns >= start) & (group.t_first_ns < end))
-        return set((inside if filled is None else np.intersect1d(inside, filled)).tolist())
-    t_first = group.t_first_ns if filled is None else group.t_first_ns[filled]
-    t_last = group.t_last_ns if filled is None else group.t_last_ns[filled]
-    query = np.array(window.times_ns, np.int64)
-    picked = _ordered(group, t_first, query) if group.in_order else _unordered(t_first, t_last, query)
-    if window.pick == "nearest":
-        rate = group.topics[position].rate_hz
-        period = int(1e9 / rate) if rate else None
-        last = len(t_first) - 1
-        for t in window.times_ns:
-            at = max(int(np.searchsorted(t_first, t, "right")) - 1, 0) if group.in_order else max(picked)
-            if at < last and (period is None or t > int(t_last[at]) - period):
-                picked.add(at + 1)
-    return picked if filled is None else set(filled[list(picked)].tolist())
-
-
-def _ordered(group: GroupLayout, t_first: NDArray[np.int64], query: NDArray[np.int64]) -> set[int]:
-    """Where the last message at or before each time may lie, in a group whose chunks follow each other."""
-    at = np.searchsorted(t_first, query, "right") - 1
-    found = set(at.tolist())
-    if group.skew_ns:
-        near = at[(at > 0) & (query - t_first[at] < group.skew_ns)]
-        found.update((near - 1).tolist())
-    if -1 in found:
-        found.discard(-1)
-        found.add(0)
-    return found
-
-
-def _unordered(t_first: NDArray[np.int64], t_last: NDArray[np.int64], query: NDArray[np.int64]) -> set[int]:
-    """The same where chunks overlap in time, because of late messages or unaligned cameras."""
-    found: set[int] = set()
-    for t in query.tolist():
-        whole = t_last[t_last <= t]
-        latest = int(whole.max()) if len(whole) else int(t_first.min())
-        found.update(np.flatnonzero((t_first <= t) & (t_last >= latest)).tolist() or [int(t_first.argmin())])
-    return found
-
-
-def _chunks_of_steps(group: GroupLayout, position: int, steps: tuple[int, int, int]) -> set[int]:
-    if group.counts is None:
-        raise UsageError(
-            f"group {group.name}: steps need a layout with message counts; ask by time, or repack the file"
-        )
-    ends = np.cumsum(group.counts[position])
-    total = int(ends[-1])
-    if total == 0:
-        return set()
-    numbers = np.clip(steps[0] + steps[2] * np.arange(steps[1]), 0, total - 1)
-    return set(np.searchsorted(ends, numbers, "right").tolist())
-
-
-_NONE: Final = np.empty(0, np.int64)
-
-
-def _select(
-    group: GroupLayout, position: int, window: Window, messages: Messages, held: list[int]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], set[int]]:
-    """(index into messages per answer, padding, chunks that are needed besides)."""
-    if window.step_range is not None:
-        return _select_steps(group, position, window.step_range, messages)
-    time = messages.time
-    order: NDArray[np.int64] | None = None
-    if not (messages.in_order and group.in_order):
-        order = np.argsort(time, kind="stable")
-        time = time[order]
-    if window.span_ns is not None:
-        low, high = np.searchsorted(time, window.span_ns).tolist()
-        picked = np.arange(low, high)
-        return (picked if order is None else order[picked]), np.zeros(high - low, np.bool_), set()
-    query = np.array(window.times_ns, np.int64)
-    at = np.searchsorted(time, query, "right") - 1
-    early = bool((at < 0).any())
-    if early or not len(time):
-        need = _earlier(group, position, held)
-        if need or not len(time):
-            return _NONE, np.ones(len(query), np.bool_), need
-    picked = np.maximum(at, 0) if early else at
-    pad = at < 0
-    if window.pick == "nearest":
-        after = np.minimum(picked + 1, len(time) - 1)
-        picked = np.where(np.abs(time[after] - query) < np.abs(query - time[picked]), after, picked)
-        pad = np.zeros(len(query), np.bool_)
-    if window.tolerance_ns is not None:
-        pad = pad | (np.abs(query - time[picked]) > window.tolerance_ns)
-    else:
-        end = int(group.t_last_ns.max())
-        if max(window.times_ns) > end:
-            rate = group.topics[position].rate_hz
-            pad = pad | ((query > end) & (query - time[picked] > (int(1e9 / rate) if rate else 0)))
-        if window.pick == "nearest":
-            pad = pad | (query < int(group.t_first_ns.min()))
-    return (picked if order is None else order[picked]), pad, set()
-
-
-def _select_steps(
-    group: GroupLayout, position: int, steps: tuple[int, int, int], messages: Messages
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], set[int]]:
-    first, count, stride = steps
-    numbers = first + stride * np.arange(count)
-    total = int(group.counts[position].sum()) if group.counts is not None else 0
-    pad = (numbers < 0) | (numbers >= total)
-    if total == 0:
-        return _NONE, pad, set()
-    wanted = np.clip(numbers, 0, total - 1) + 1  # sequence numbers start at 1
-    order = np.argsort(messages.sequence, kind="stable")
-    return order[np.searchsorted(messages.sequence[order], wanted)], pad, set()
-
-
-def _earlier(group: GroupLayout, position: int, held: list[int]) -> set[int]:
-    """The chunk before those at hand that holds the topic, if there is one."""
-    filled = _filled(group, position)
-    numbers = np.arange(len(group)) if filled is None else filled
-    before = numbers[numbers < held[0]] if held else numbers[:1]
-    return {int(before[-1])} if len(before) else set()
-
-
-def _missing_start(
-    group: GroupLayout, position: int, messages: Messages, picked: NDArray[np.int64], held: list[int], *, one_gop: bool
-) -> set[int]:
-    """The chunk before, where a wanted frame's GOP starts earlier than what is at hand."""
-    wanted = picked.tolist() if len(picked) == 1 else sorted(set(picked.tolist()))
-    for index, start in zip(wanted, messages.gop_starts(wanted, one_gop=one_gop), strict=True):
-        if start is None:
-            chunk = int(messages.chunk[index])
-            need = _earlier(group, position, [k for k in held if k >= chunk])
-            while need and need <= set(held):
-                need = _earlier(group, position, sorted(need))
-            return need
-    return set()
+    table = chunk.sequence.reshape(rounds, len(lanes))
+    steps = table[1:] - table[:-1]
+    return table[0].tolist() == first and not np.count_nonzero(steps != 1)

@@ -62,7 +62,7 @@ class Window:
                 recording, and one nominal period behind the group's last message.
             name: Key of the answer, where one topic has two windows.
         """
-        times = (int(times_ns),) if isinstance(times_ns, int) else tuple(int(t) for t in times_ns)
+        times = (int(times_ns),) if isinstance(times_ns, int) else tuple(map(int, times_ns))
         return cls(topic, times_ns=times, pick=pick, tolerance_ns=tolerance_ns, name=name)
 
     @classmethod

@@ -1,0 +1,221 @@
+"""Which chunks a window needs, and which of their messages answer it. No bytes are read here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kinemill.episode.gathered import Messages
+from kinemill.episode.layout import GroupLayout
+from kinemill.episode.window import Window
+from kinemill.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["chunks_of", "missing_start", "select"]
+
+_NONE: Final = np.empty(0, np.int64)
+
+
+# ---- chunks
+
+
+def _filled(group: GroupLayout, position: int) -> NDArray[np.int64] | None:
+    """Chunks that hold the topic; None where all do, or where nobody counted (then all may)."""
+    if group.counts is None or group.full:
+        return None
+    return np.flatnonzero(group.counts[position])
+
+
+def chunks_of(group: GroupLayout, position: int, window: Window) -> set[int]:
+    """The chunks that a window needs, as far as the layout tells.
+
+    Args:
+        group: The topic's group.
+        position: Of the topic in the group.
+        window: What is asked for.
+    """
+    n = len(group)
+    if n == 0:
+        return set()
+    if window.step_range is not None:
+        return _chunks_of_steps(group, position, window.step_range)
+    filled = _filled(group, position)
+    if filled is not None and len(filled) == 0:
+        return set()
+    if window.span_ns is not None:
+        start, end = window.span_ns
+        inside = ((group.t_last_ns >= start) & (group.t_first_ns < end)).nonzero()[0]
+        return set((inside if filled is None else np.intersect1d(inside, filled)).tolist())
+    t_first = group.t_first_ns if filled is None else group.t_first_ns[filled]
+    t_last = group.t_last_ns if filled is None else group.t_last_ns[filled]
+    query = np.array(window.times_ns, np.int64)
+    picked = _ordered(group, t_first, query) if group.in_order else _unordered(t_first, t_last, query)
+    if window.pick == "nearest":
+        rate = group.topics[position].rate_hz
+        period = int(1e9 / rate) if rate else None
+        last = len(t_first) - 1
+        for t in window.times_ns:
+            at = max(int(np.searchsorted(t_first, t, "right")) - 1, 0) if group.in_order else max(picked)
+            if at < last and (period is None or t > int(t_last[at]) - period):
+                picked.add(at + 1)
+    return picked if filled is None else set(filled[list(picked)].tolist())
+
+
+def _ordered(group: GroupLayout, t_first: NDArray[np.int64], query: NDArray[np.int64]) -> set[int]:
+    """Where the last message at or before each time may lie, in a group whose chunks follow each other."""
+    at = t_first.searchsorted(query, "right") - 1
+    found = set(at.tolist())
+    if group.skew_ns:
+        near = at[(at > 0) & (query - t_first[at] < group.skew_ns)]
+        found.update((near - 1).tolist())
+    if -1 in found:
+        found.discard(-1)
+        found.add(0)
+    return found
+
+
+def _unordered(t_first: NDArray[np.int64], t_last: NDArray[np.int64], query: NDArray[np.int64]) -> set[int]:
+    """The same where chunks overlap in time, because of late messages or unaligned cameras."""
+    found: set[int] = set()
+    for t in query.tolist():
+        whole = t_last[t_last <= t]
+        latest = int(whole.max()) if len(whole) else int(t_first.min())
+        found.update(np.flatnonzero((t_first <= t) & (t_last >= latest)).tolist() or [int(t_first.argmin())])
+    return found
+
+
+def _chunks_of_steps(group: GroupLayout, position: int, steps: tuple[int, int, int]) -> set[int]:
+    if group.counts is None:
+        raise UsageError(
+            f"group {group.name}: steps need a layout with message counts; ask by time, or repack the file"
+        )
+    ends = np.cumsum(group.counts[position])
+    total = int(ends[-1])
+    if total == 0:
+        return set()
+    numbers = np.clip(steps[0] + steps[2] * np.arange(steps[1]), 0, total - 1)
+    return set(np.searchsorted(ends, numbers, "right").tolist())
+
+
+# ---- messages
+
+
+def select(
+    group: GroupLayout, position: int, window: Window, messages: Messages, held: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], set[int]]:
+    """(index into messages per answer, padding, chunks that are needed besides).
+
+    Args:
+        group: The topic's group.
+        position: Of the topic in the group.
+        window: What is asked for.
+        messages: The topic's messages at hand.
+        held: Numbers of the chunks at hand, increasing.
+    """
+    if window.step_range is not None:
+        return _select_steps(group, position, window.step_range, messages)
+    time = messages.time
+    order: NDArray[np.int64] | None = None
+    if not (messages.in_order and group.in_order):
+        order = np.argsort(time, kind="stable")
+        time = time[order]
+    if window.span_ns is not None:
+        low, high = time.searchsorted(window.span_ns).tolist()
+        picked = np.arange(low, high)
+        return (picked if order is None else order[picked]), np.zeros(high - low, np.bool_), set()
+    if len(window.times_ns) == 1 and order is None and window.pick == "before":
+        at_once = _select_one(group, position, window, time)
+        if at_once is not None:
+            return at_once
+    query = np.array(window.times_ns, np.int64)
+    at = time.searchsorted(query, "right") - 1
+    early = int(at.min()) < 0
+    if early or not len(time):
+        need = _earlier(group, position, held)
+        if need or not len(time):
+            return _NONE, np.ones(len(query), np.bool_), need
+    picked = np.maximum(at, 0) if early else at
+    pad = at < 0
+    if window.pick == "nearest":
+        after = np.minimum(picked + 1, len(time) - 1)
+        picked = np.where(np.abs(time[after] - query) < np.abs(query - time[picked]), after, picked)
+        pad = np.zeros(len(query), np.bool_)
+    if window.tolerance_ns is not None:
+        pad = pad | (np.abs(query - time[picked]) > window.tolerance_ns)
+    else:
+        end = group.end_ns
+        if max(window.times_ns) > end:
+            rate = group.topics[position].rate_hz
+            pad = pad | ((query > end) & (query - time[picked] > (int(1e9 / rate) if rate else 0)))
+        if window.pick == "nearest":
+            pad = pad | (query < int(group.t_first_ns.min()))
+    return (picked if order is None else order[picked]), pad, set()
+
+
+def _select_one(
+    group: GroupLayout, position: int, window: Window, time: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], set[int]] | None:
+    """The same for the commonest question, one frame of a camera; None where nothing at hand is old enough."""
+    (t,) = window.times_ns
+    at = int(time.searchsorted(t, "right")) - 1
+    if at < 0:
+        return None
+    age = t - int(time[at])
+    if window.tolerance_ns is not None:
+        pad = age > window.tolerance_ns
+    elif t > group.end_ns:
+        rate = group.topics[position].rate_hz
+        pad = age > (int(1e9 / rate) if rate else 0)
+    else:
+        pad = False
+    return np.array((at,)), np.array((pad,)), set()
+
+
+def _select_steps(
+    group: GroupLayout, position: int, steps: tuple[int, int, int], messages: Messages
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], set[int]]:
+    first, count, stride = steps
+    numbers = np.arange(first, first + stride * count, stride)
+    total = int(group.counts[position].sum()) if group.counts is not None else 0
+    pad = (numbers < 0) | (numbers >= total)
+    if total == 0:
+        return _NONE, pad, set()
+    wanted = numbers.clip(0, total - 1) + 1  # sequence numbers start at 1
+    sequence = messages.sequence
+    if group.counts is not None and np.count_nonzero(sequence[1:] <= sequence[:-1]) == 0:
+        return sequence.searchsorted(wanted), pad, set()
+    order = sequence.argsort(kind="stable")
+    return order[sequence[order].searchsorted(wanted)], pad, set()
+
+
+def _earlier(group: GroupLayout, position: int, held: Sequence[int]) -> set[int]:
+    """The chunk before those at hand that holds the topic, if there is one."""
+    filled = _filled(group, position)
+    numbers = np.arange(len(group)) if filled is None else filled
+    before = numbers[numbers < held[0]] if held else numbers[:1]
+    return {int(before[-1])} if len(before) else set()
+
+
+def missing_start(
+    group: GroupLayout,
+    position: int,
+    messages: Messages,
+    picked: NDArray[np.int64],
+    held: Sequence[int],
+    *,
+    one_gop: bool,
+) -> set[int]:
+    """The chunk before, where a wanted frame's GOP starts earlier than what is at hand."""
+    wanted = picked.tolist() if len(picked) == 1 else sorted(set(picked.tolist()))
+    for index, start in zip(wanted, messages.gop_starts(wanted, one_gop=one_gop), strict=True):
+        if start is None:
+            chunk = messages.chunk_of(index)
+            need = _earlier(group, position, [k for k in held if k >= chunk])
+            while need and need <= set(held):
+                need = _earlier(group, position, sorted(need))
+            return need
+    return set()
