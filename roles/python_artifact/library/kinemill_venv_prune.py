@@ -12,7 +12,7 @@ DOCUMENTATION = r"""
 module: kinemill_venv_prune
 short_description: Remove old venvs beside a current link
 description:
-  - Keeps the C(keep) most recently made finished venvs and always the one that C(current) points at.
+  - Keeps the C(keep) most recently made finished venvs and always those that C(current) and C(previous) point at.
   - Folders that are no venv of ours are left alone.
 author: kinemill
 options:
@@ -38,13 +38,13 @@ MARKER = ".kinemill-venv.json"
 
 def removable(root: Path, keep: int) -> list[Path]:
     """The venvs to remove, oldest first."""
-    current = (root / "current").resolve()
+    needed = {(root / name).resolve() for name in ("current", "previous")}
     made = {
         path: (path / MARKER).stat().st_mtime_ns
         for path in root.iterdir()
         if not path.is_symlink() and path.is_dir() and (path / MARKER).is_file()
     }
-    others = sorted((path for path in made if path.resolve() != current), key=lambda path: made[path])
+    others = sorted((path for path in made if path.resolve() not in needed), key=lambda path: made[path])
     spare = len(made) - max(keep, 1)
     return others[: max(spare, 0)]
 
