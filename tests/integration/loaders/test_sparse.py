@@ -215,14 +215,14 @@ def test_an_empty_manifest_is_an_empty_set(tmp_path: Path) -> None:
 
 
 def test_the_sidecar_is_fetched_once_an_episode(tmp_path: Path) -> None:
-    from kinemill.loaders.engine import sidecar_key
+    from kinemill.contracts import layout_key
     from support.loaders import FolderStore
 
     (tmp_path / "bucket").mkdir()
     store = FolderStore(tmp_path / "bucket")
     made: list[MadeEpisode] = [make_episode(store, seed=i) for i in range(2)]
     for one in made:
-        store.put_if_absent(sidecar_key(one.key), one.layout)
+        store.put_if_absent(layout_key(one.key), one.layout)
     path = manifest_of(tmp_path / "m.arrow", [m.row for m in made], sidecar=True)
     data = SparseWindows(Manifest.from_file(path), {"/cam/0": steps(0), "/action": steps(range(5))}, store=store)
     store.forget()

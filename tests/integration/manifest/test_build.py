@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from kinemill.cli import cli, run
-from kinemill.contracts import EpisodeState
-from kinemill.errors import DataError, NotFoundError, UsageError
-from kinemill.manifest import find_manifest
+from kinemill.contracts import EpisodeState, layout_key
+from kinemill.errors import CorruptError, DataError, NotFoundError, UsageError
+from kinemill.manifest import find_manifest, parquet_key, publish_parquet, write_parquet
+from kinemill.manifest.statistics import parse_statistics
 from kinemill.pipelines.catalog import Catalog
 from kinemill.pipelines.curation import build_manifest, diff_manifests, parse_spec, plan_manifest
 from kinemill.pipelines.ingest.catalog_ledger import CatalogLedger
@@ -141,6 +142,100 @@ def test_a_snapshot_stays_what_it_was_when_more_comes_in(ground: Ground, tmp_pat
     assert found.added_by_vendor == {"twinarm_aloha": EPISODES}
 
 
+def test_from_ingestion_to_the_same_rows_in_all_three_modes(ground: Ground, tmp_path: Path) -> None:
+    from kinemill.loaders.manifest import open_manifest, resolve
+
+    # Given a manifest that was built with its Parquet form
+    with ground.warehouse() as warehouse:
+        built = build_manifest(
+            parse_spec(SPEC.replace("name: reach", "name: modes")), warehouse, store=ground.store, parquet=True
+        )
+    ref = resolve(ground.store, built.package.id)
+    assert ref.key.removesuffix(".arrow") + ".parquet" == parquet_key(built.package)
+    # When it is opened in each mode
+    opened = [
+        open_manifest(ref, mode=mode, store=ground.store, folder=tmp_path / "local")
+        for mode in ("node_mmap", "remote_parquet", "in_memory")
+    ]
+    # Then rows and metadata are the same
+    assert len(list(opened[0])) == built.package.rows
+    assert list(opened[0]) == list(opened[1]) == list(opened[2])
+    assert opened[0].metadata == opened[1].metadata == opened[2].metadata
+    # And the Parquet form is put once; other rows under its key are refused
+    arrow = tmp_path / "m.arrow"
+    ground.store.download(built.package.key, arrow)
+    assert publish_parquet(ground.store, built.package, arrow) == parquet_key(built.package)
+    ground.store.delete(parquet_key(built.package))
+    write_parquet(arrow, tmp_path / "other.parquet", sha256="0" * 64)
+    ground.store.put_if_absent(parquet_key(built.package), tmp_path / "other.parquet")
+    with pytest.raises(CorruptError, match="export again"):
+        publish_parquet(ground.store, built.package, arrow)
+
+
+def test_the_statistics_are_those_of_the_episodes_and_loaders_normalise_by_them(ground: Ground, tmp_path: Path) -> None:
+    import numpy as np
+
+    from kinemill.episode import EpisodeReader, Window
+    from kinemill.loaders import SparseWindows, open_manifest, resolve, steps
+
+    spec = parse_spec(SPEC.replace("name: reach", "name: numbers").replace("{train: 0.6, val: 0.4}", "{train: 1.0}"))
+    with ground.warehouse() as warehouse:
+        built = build_manifest(spec, warehouse, store=ground.store)
+    manifest = open_manifest(resolve(ground.store, built.package.id), store=ground.store, folder=tmp_path / "local")
+    told = parse_statistics(manifest.metadata)
+    topic = next(iter(told))
+    # Given all rows of a state topic, read one episode after the other
+    rows = []
+    for row in manifest:
+        reader = EpisodeReader.open(ground.store, row.key)
+        if topic in reader.topics:
+            rows.append(reader.read([Window.between(topic, 0, 1 << 62)])[topic][1])
+    whole = np.concatenate(rows)
+    # Then the manifest's statistics are theirs
+    assert told[topic].count == len(whole)
+    assert told[topic].mean == pytest.approx(whole.mean(0), rel=1e-6, abs=1e-9)
+    assert told[topic].std == pytest.approx(whole.std(0), rel=1e-6, abs=1e-9)
+    assert told[topic].max == pytest.approx(whole.max(0), rel=1e-6)
+    # And a data set is normalised by them without a further word
+    data = SparseWindows(manifest, {topic: steps(0)}, normalise="mean_std")
+    values = data.read(range(0, len(data), 3)).batch[topic][:, 0].numpy()
+    assert np.abs(values.mean(0)).max() < 1.0
+    assert values.std() == pytest.approx(1.0, abs=0.5)
+
+
+def test_layouts_beside_the_objects_give_the_same_samples(ground: Ground, tmp_path: Path) -> None:
+    import torch
+
+    from kinemill.loaders import SparseWindows, open_manifest, resolve, steps
+    from kinemill.pipelines.catalog.rebuild import rebuild
+
+    opened = []
+    for name, layouts in (("inside", "inline"), ("beside", "sidecar"), ("beside", "sidecar")):
+        spec = parse_spec(SPEC.replace("name: reach", f"name: {name}") + f"layouts: {layouts}\n")
+        with ground.warehouse() as warehouse:
+            built = build_manifest(spec, warehouse, store=ground.store)
+        ref = resolve(ground.store, built.package.id)
+        opened.append(open_manifest(ref, store=ground.store, folder=tmp_path / "local"))
+    inside, beside, again = opened
+    assert again.identity == beside.identity
+    assert all(row.layout for row in inside)
+    assert not any(row.layout for row in beside)
+    sidecars = {meta.key for meta in ground.store.list("episodes/") if meta.key.endswith(".layout")}
+    assert sidecars == {layout_key(row.key) for row in beside}
+    # Samples of the same episode are the same, whichever way its layout came
+    topic = next(iter(parse_statistics(inside.metadata)))
+    sets = [SparseWindows(m, {"/cam/scene": steps(0), topic: steps(range(4))}) for m in (inside, beside)]
+    found = [{(s["episode_id"], int(s["anchor_ns"])): s for s in map(one.__getitem__, range(len(one)))} for one in sets]
+    assert found[0].keys() == found[1].keys()
+    for place in list(found[0])[::7]:
+        for key in ("/cam/scene", topic):
+            assert torch.equal(found[0][place][key], found[1][place][key])
+    # And they are no strangers to who rebuilds the catalog
+    report = rebuild(ground.catalog, ground.store)
+    assert report.foreign == 0
+    assert not report.refused
+
+
 def test_what_is_taken_back_is_in_no_new_manifest(ground: Ground) -> None:
     spec = parse_spec(SPEC.replace("name: reach", "name: withdrawn"))
     victim = ground.catalog.episodes(limit=1)[0].card.episode_id
@@ -218,6 +313,11 @@ def test_the_commands_do_the_same_and_the_training_job_reads_it(
     built = json.loads(kinemill("manifest", "build", str(spec), "--json"))
     assert built["package"]["id"] == plan["id"]
     assert "sha256 is right" in kinemill("manifest", "show", plan["id"], "--check")
+    exported = json.loads(kinemill("manifest", "export", plan["id"], "--json"))
+    assert kinemill("manifest", "export", plan["id"]).startswith(exported["parquet"])
+    kinemill("manifest", "export", plan["id"], "--to", str(tmp_path / "rows.parquet"))
+    assert (tmp_path / "rows.parquet").stat().st_size > 0
+    kinemill("manifest", "export", plan["id"], "--to", str(tmp_path / "rows.parquet"), code=2)
     assert kinemill("manifest", "diff", plan["id"], plan["id"]).startswith("added 0, removed 0")
     assert resolve(ground.store, plan["id"]).rows == find_manifest(ground.store, plan["id"]).rows == plan["rows"]
     kinemill("manifest", "show", "nothing-here", code=1)

@@ -137,7 +137,7 @@ def test_an_unknown_mode_is_named_with_the_known_ones(tmp_path: Path) -> None:
 def test_parquet_mode_without_a_parquet_form_says_how_to_make_one(tmp_path: Path, columns) -> None:
     store = MemoryStore("noparquet")
     ref = publish(store, write_manifest(tmp_path / "m.arrow", columns))
-    with pytest.raises(ContractError, match="export parquet"):
+    with pytest.raises(ContractError, match="manifest export m1"):
         open_manifest(ref, mode="remote_parquet", store=store)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinemill.errors import ConfigError, ContractError, UnknownKeyError
+from kinemill.errors import ConfigError, ContractError, KinemillError, UnknownKeyError
 from kinemill.pipelines.curation.build import manifest_id
 from kinemill.pipelines.curation.spec import CurationSpec, Filter, WeightRule, parse_spec
 from kinemill.pipelines.curation.sql import chosen_sql, condition, literal
@@ -169,3 +169,9 @@ def test_an_id_follows_from_what_is_said_not_from_how() -> None:
 
 def test_a_condition_names_its_column_once_per_question() -> None:
     assert condition(Filter("frames", at_least=10.0)) == "(frames >= 10.0e0)"
+
+
+@pytest.mark.parametrize("bad", ["layouts: outside", "statistics_episodes: -1", "statistics_episodes: 100001"])
+def test_a_build_option_that_is_none_is_refused(bad: str) -> None:
+    with pytest.raises(KinemillError):
+        parse_spec(f"name: reach\n{bad}\n")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         format_reason,
         parse_reason,
     )
-    from kinemill.contracts.keys import EpisodeKey, episode_key, parse_episode_key, shard_of
+    from kinemill.contracts.keys import EpisodeKey, episode_key, layout_key, parse_episode_key, shard_of
     from kinemill.contracts.manifest import BATCH_ROWS, MANIFEST_COLUMNS, MANIFEST_VERSION, ManifestColumn, ManifestMode
     from kinemill.contracts.metrics import METRICS, Metric
     from kinemill.contracts.quarantine import QuarantineRecord
@@ -91,6 +91,7 @@ __all__ = [
     "TopicReceipt",
     "episode_key",
     "format_reason",
+    "layout_key",
     "may_follow",
     "parse_episode_key",
     "parse_reason",
@@ -112,7 +113,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "format_reason",
         "parse_reason",
     ),
-    "keys": ("EpisodeKey", "episode_key", "parse_episode_key", "shard_of"),
+    "keys": ("EpisodeKey", "episode_key", "layout_key", "parse_episode_key", "shard_of"),
     "manifest": ("BATCH_ROWS", "MANIFEST_COLUMNS", "MANIFEST_VERSION", "ManifestColumn", "ManifestMode"),
     "metrics": ("METRICS", "Metric"),
     "quarantine": ("QuarantineRecord",),

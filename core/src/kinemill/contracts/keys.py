@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kinemill.errors import ContractError
 
-__all__ = ["EpisodeKey", "episode_key", "parse_episode_key", "shard_of"]
+__all__ = ["EpisodeKey", "episode_key", "layout_key", "parse_episode_key", "shard_of"]
 
 _PROFILE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -49,6 +49,11 @@ def episode_key(episode_id: uuid.UUID, profile: str, sha256: str) -> str:
     if not _SHA256.fullmatch(sha256):
         raise ContractError(f"sha256 {sha256!r}: expected 64 lower-case hex digits")
     return f"episodes/{shard_of(episode_id)}/{episode_id}/{profile}-{sha256[:12]}.mcap"
+
+
+def layout_key(key: str) -> str:
+    """Where an episode's packed layout lies if a manifest does not carry it: beside the object `key`."""
+    return key.removesuffix(".mcap") + ".layout"
 
 
 def parse_episode_key(key: str) -> EpisodeKey:

@@ -12,6 +12,7 @@ same spec, snapshot and seed give the same bytes. Mapping one in a training job 
 from __future__ import annotations
 
 from kinemill.manifest.package import ManifestPackage, find_manifest, list_manifests, publish_manifest
+from kinemill.manifest.parquet import parquet_key, publish_parquet, write_parquet
 from kinemill.manifest.reader import ManifestFile
 from kinemill.manifest.schema import METADATA_PREFIX, arrow_type, dictionary_fields, manifest_schema
 from kinemill.manifest.writer import ManifestWriter, WrittenManifest
@@ -27,5 +28,8 @@ __all__ = [
     "find_manifest",
     "list_manifests",
     "manifest_schema",
+    "parquet_key",
     "publish_manifest",
+    "publish_parquet",
+    "write_parquet",
 ]

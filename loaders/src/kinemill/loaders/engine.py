@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kinemill.contracts import layout_key
 from kinemill.episode import EpisodeReader, Layout
 from kinemill.errors import CorruptError, KinemillError, NotFoundError, UnknownKeyError, UsageError
 from kinemill.loaders.faults import Faults
@@ -33,17 +34,12 @@ from kinemill.loaders.transforms import sample_rng
 if TYPE_CHECKING:
     from kinemill.contracts import Store
 
-__all__ = ["Engine", "Found", "Job", "sidecar_key"]
+__all__ = ["Engine", "Found", "Job"]
 
 log = logging.getLogger(__name__)
 EPISODES_KEPT = 512
 MERGE_GAP = 64 << 10
 """Ranges of one object that lie this near are one request."""
-
-
-def sidecar_key(key: str) -> str:
-    """Where an episode's packed layout lies if the manifest does not carry it: beside the object."""
-    return key.removesuffix(".mcap") + ".layout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +193,11 @@ class Engine:
         packed = row.layout
         if packed is None:
             try:
-                packed = self._counted(sidecar_key(key))
+                packed = self._counted(layout_key(key))
             except NotFoundError as exc:
                 raise NotFoundError(
-                    f"{key}: the manifest carries no layout and there is no sidecar {sidecar_key(key)}; "
-                    "rebuild the manifest with layouts, or publish the sidecars"
+                    f"{key}: the manifest carries no layout and there is no sidecar {layout_key(key)}; "
+                    "build the manifest again: `layouts: sidecar` in its spec writes them, `inline` needs none"
                 ) from exc
         layout = Layout.from_columns(row.topics, packed)
         grid = make_grid(

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kinemill.contracts import layout_key
 from kinemill.episode import EpisodeReader, Layout, Window
 from kinemill.errors import StateError, UnsupportedError, UsageError
-from kinemill.loaders.engine import sidecar_key
 from kinemill.loaders.fields import topic_facts
 from kinemill.loaders.stores import store_for
 
@@ -103,7 +103,7 @@ def _mux(path: Path, packets: list[bytes], fps: Fraction, size: tuple[int, int])
 
 
 def _layout_of(store: Store, row: ManifestRow) -> Layout:
-    packed = row.layout if row.layout is not None else store.get(sidecar_key(row.key))
+    packed = row.layout if row.layout is not None else store.get(layout_key(row.key))
     return Layout.from_columns(row.topics, packed)
 
 

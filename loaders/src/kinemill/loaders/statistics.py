@@ -1,16 +1,15 @@
-"""Statistics of state topics: from a manifest's metadata, merged over mixtures, applied per column."""
+"""Statistics of state topics, applied per column, or taken from a data set where the manifest brings none."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kinemill.errors import ContractError, UsageError
+from kinemill.errors import UsageError
+from kinemill.manifest.statistics import METADATA_KEY, TopicStatistics, dump_statistics, merge, parse_statistics
 
 if TYPE_CHECKING:
     from kinemill.loaders.dataset import WindowedDataset
@@ -25,93 +24,7 @@ __all__ = [
     "parse_statistics",
 ]
 
-METADATA_KEY = "kinemill.manifest.statistics"
-"""Schema metadata of a manifest: JSON, topic -> {count, mean, std, min, max, q01, q99}, a number per column."""
-
-Floats = npt.NDArray[np.float64]
-_COLUMNS = ("mean", "std", "min", "max", "q01", "q99")
 _FLOOR = 1e-8
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TopicStatistics:
-    """Of one topic; every array is (columns,) float64 in the topic's own units."""
-
-    count: int
-    mean: Floats
-    std: Floats
-    min: Floats
-    max: Floats
-    q01: Floats
-    q99: Floats
-
-    @classmethod
-    def of(cls, values: npt.NDArray[Any]) -> TopicStatistics:
-        """Of rows (n, columns); n >= 1."""
-        rows = np.asarray(values, np.float64)
-        if rows.ndim != 2 or not len(rows):
-            raise UsageError(f"statistics of an array of shape {rows.shape}: expected (rows >= 1, columns)")
-        low, high = np.quantile(rows, [0.01, 0.99], axis=0)
-        return cls(len(rows), rows.mean(0), rows.std(0), rows.min(0), rows.max(0), low, high)
-
-
-def parse_statistics(metadata: Mapping[str, str]) -> dict[str, TopicStatistics]:
-    """What a manifest tells; empty where it tells nothing.
-
-    Raises:
-        ContractError: It tells something else.
-    """
-    text = metadata.get(METADATA_KEY)
-    if not text:
-        return {}
-    try:
-        return {
-            topic: TopicStatistics(int(told["count"]), *(np.asarray(told[name], np.float64) for name in _COLUMNS))
-            for topic, told in json.loads(text).items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise ContractError(f"manifest metadata {METADATA_KEY}: {type(exc).__name__}: {exc}") from exc
-
-
-def dump_statistics(statistics: Mapping[str, TopicStatistics]) -> str:
-    """The JSON that `parse_statistics` reads."""
-    plain = {
-        topic: {"count": one.count, **{name: getattr(one, name).tolist() for name in _COLUMNS}}
-        for topic, one in sorted(statistics.items())
-    }
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
-
-
-def merge(parts: Sequence[TopicStatistics], weights: Sequence[float] | None = None) -> TopicStatistics:
-    """One set of statistics for a mixture.
-
-    Mean and variance are exact (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm
-    for computing sample variances", 1979); min and max too. Quantiles cannot be merged exactly from
-    quantiles: theirs are averaged by weight, which is what they are for, a robust range.
-
-    Args:
-        parts: One per source; equal columns.
-        weights: Shares in the mixture; None: by count.
-
-    Raises:
-        UsageError: No parts, or columns that differ.
-    """
-    if not parts or len({part.mean.shape for part in parts}) != 1:
-        raise UsageError(f"cannot merge statistics of columns {[part.mean.shape for part in parts]}")
-    share = np.asarray([part.count for part in parts] if weights is None else weights, np.float64)
-    share = (share / share.sum())[:, None]
-    mean = np.stack([part.mean for part in parts])
-    whole = (share * mean).sum(0)
-    variance = (share * (np.stack([part.std for part in parts]) ** 2 + (mean - whole) ** 2)).sum(0)
-    return TopicStatistics(
-        sum(part.count for part in parts),
-        whole,
-        np.sqrt(variance),
-        np.min([part.min for part in parts], axis=0),
-        np.max([part.max for part in parts], axis=0),
-        (share * np.stack([part.q01 for part in parts])).sum(0),
-        (share * np.stack([part.q99 for part in parts])).sum(0),
-    )
 
 
 def compute_statistics(data: WindowedDataset, *, samples: int = 1024) -> dict[str, TopicStatistics]:

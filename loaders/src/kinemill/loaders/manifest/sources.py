@@ -18,6 +18,7 @@ from kinemill.contracts import BATCH_ROWS
 from kinemill.errors import ContractError, CorruptError, NotFoundError, TruncatedError
 from kinemill.loaders.manifest.columns import BatchView, check_schema
 from kinemill.loaders.manifest.fetch import PART_BYTES, STREAMS
+from kinemill.manifest.parquet import SOURCE_KEY
 
 if TYPE_CHECKING:
     from kinemill.contracts import Store
@@ -184,7 +185,7 @@ class ParquetSource:
         except NotFoundError as exc:
             raise ContractError(
                 f"{self.where}: no Parquet form for manifest.mode = remote_parquet; "
-                "put one there with `kinemill manifest export parquet`, or use node_mmap"
+                f"put one there with `kinemill manifest export {ref.id or 'ID'}`, or use node_mmap"
             ) from exc
         self._file = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=True)
         self.metadata = check_schema(self._file.schema_arrow, where=self.where)
@@ -196,6 +197,9 @@ class ParquetSource:
         self._lock = threading.Lock()
         if ref.rows >= 0 and ref.rows != self.rows:
             raise CorruptError(f"{self.where}: {self.rows} rows, the pointer says {ref.rows}")
+        told = self.metadata.pop(SOURCE_KEY, ref.sha256)
+        if told != ref.sha256:
+            raise CorruptError(f"{self.where}: rows of the Arrow file {told[:12]}, the pointer says {ref.sha256[:12]}")
 
     @property
     def batches(self) -> int:

@@ -97,6 +97,8 @@ def rebuild(
     metas: list[ObjectMeta] = []
     foreign = 0
     for meta in store.list("episodes/"):
+        if meta.key.endswith(".layout"):
+            continue  # a sidecar: what it says is in its object too
         try:
             parse_episode_key(meta.key)
         except ContractError:

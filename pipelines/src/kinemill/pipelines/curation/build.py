@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kinemill import records
 from kinemill.contracts import MANIFEST_COLUMNS, Store
 from kinemill.errors import DataError
-from kinemill.manifest import ManifestPackage, ManifestWriter, dictionary_fields, publish_manifest
+from kinemill.manifest import ManifestPackage, ManifestWriter, dictionary_fields, publish_manifest, publish_parquet
+from kinemill.pipelines.curation.extras import put_layouts, statistics_text
 from kinemill.pipelines.curation.spec import CurationSpec
 from kinemill.pipelines.curation.sql import CODE_VERSION, chosen_sql
 from kinemill.pipelines.warehouse.query import Warehouse
@@ -76,6 +77,7 @@ def build_manifest(
     spec_text: str = "",
     work_dir: Path | None = None,
     creator: str = "",
+    parquet: bool = False,
 ) -> BuiltManifest:
     """Build, publish and record a manifest.
 
@@ -90,9 +92,10 @@ def build_manifest(
         spec_text: The spec as its author wrote it, kept beside the manifest.
         work_dir: For the file before it is uploaded.
         creator: Who asked for it.
+        parquet: Also put the rows as Parquet beside the file, for `manifest.mode = remote_parquet`.
 
     Raises:
-        DataError: No episode meets the spec.
+        DataError: No episode meets the spec, or one that statistics or a sidecar are taken from is damaged.
         LimitError: More different words in a column than a manifest has room for.
         UnavailableError: Warehouse, store or catalog is gone; call again.
     """
@@ -115,11 +118,16 @@ def build_manifest(
         "hours": f"{plan.hours:.6f}",
         "profile": spec.profile,
         "splits": records.dumps(plan.splits),
+        "layouts": spec.layouts,
     }
+    if statistics := statistics_text(store, warehouse, spec.statistics_episodes):
+        metadata["statistics"] = statistics
+    if spec.layouts == "sidecar":
+        put_layouts(store, warehouse)
     with tempfile.TemporaryDirectory(prefix="kinemill-manifest-", dir=work_dir) as folder:
         path = Path(folder) / "manifest.arrow"
         with ManifestWriter(path, words, metadata=metadata) as writer:
-            for batch in _ordered(warehouse):
+            for batch in _ordered(warehouse, spec):
                 writer.add(batch)
         written = writer.close()
         info = ManifestPackage(
@@ -135,6 +143,8 @@ def build_manifest(
             vendors=plan.vendors,
         )
         package = publish_manifest(store, written, info, spec=spec_text or records.dumps(spec, indent=2) + "\n")
+        if parquet:
+            publish_parquet(store, package, path)
     new = _record(catalog, package, warehouse, creator) if catalog is not None else True
     return BuiltManifest(replace(package), plan, new)
 
@@ -166,8 +176,9 @@ def _plan(spec: CurationSpec, warehouse: Warehouse) -> ManifestPlan:
     )
 
 
-def _ordered(warehouse: Warehouse) -> Iterator[Any]:
-    yield from warehouse.query(f"select {', '.join(_PLAIN)} from chosen order by order_key, episode_id")  # noqa: S608
+def _ordered(warehouse: Warehouse, spec: CurationSpec) -> Iterator[Any]:
+    names = ["cast(null as blob) as layout" if c == "layout" and spec.layouts == "sidecar" else c for c in _PLAIN]
+    yield from warehouse.query(f"select {', '.join(names)} from chosen order by order_key, episode_id")  # noqa: S608
 
 
 def _record(catalog: Catalog, package: ManifestPackage, warehouse: Warehouse, creator: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from kinemill.contracts import ExitCode, Store
-from kinemill.errors import CorruptError
+from kinemill.errors import CorruptError, UsageError
 from kinemill.pipelines.parts import answer, open_catalog, open_corpus, open_warehouse, options, settings_of
 
 __all__ = ["manifest"]
@@ -66,11 +66,13 @@ def plan(
 @manifest.command()
 @_SPEC
 @_AT
+@click.option("--parquet", is_flag=True, help="Also as Parquet, for loaders with manifest.mode = remote_parquet.")
 @options("catalog", "store", "warehouse", "json")
 def build(
     *,
     spec_path: Path,
     snapshot: int | None,
+    parquet: bool,
     catalog_url: str | None,
     store_url: str | None,
     warehouse_url: str | None,
@@ -95,6 +97,7 @@ def build(
             catalog=catalog,
             spec_text=spec_path.read_text(encoding="utf-8"),
             creator=_me(),
+            parquet=parquet,
         )
 
     def lines() -> Iterator[str]:
@@ -149,6 +152,44 @@ def show(manifest_id: str | None, check: bool, store_url: str | None, as_json: b
         yield f"  {package.key} ({package.size_bytes} bytes){', sha256 is right' if check else ''}"
 
     answer(data, lines, as_json=as_json)
+
+
+@manifest.command()
+@click.argument("manifest_id", metavar="ID")
+@click.option(
+    "--to", "target", type=click.Path(path_type=Path), help="A local file; else beside the manifest in the store."
+)
+@options("store", "json")
+def export(manifest_id: str, target: Path | None, store_url: str | None, as_json: bool) -> None:
+    """Write manifest ID as Parquet: beside it, for `manifest.mode = remote_parquet`, or to a local file.
+
+    \b
+    Exit: 0 written (or found written), 1 no such manifest, or it is damaged, 2 the local file exists.
+    Example: kinemill manifest export reach-98e1f131d4ada253
+    """
+    from kinemill.manifest import find_manifest, publish_parquet, write_parquet
+
+    store = open_corpus(settings_of(store_url=store_url))
+    package = find_manifest(store, manifest_id)
+    with ExitStack() as stack:
+        path = _fetched(store, manifest_id, stack)
+        if target is None:
+            where = f"{store.url}/{publish_parquet(store, package, path)}"
+        elif target.exists():
+            raise UsageError(f"{target} exists; name a new file")
+        else:
+            part = target.with_name(f".{target.name}.{os.getpid()}.part")
+            try:
+                write_parquet(path, part, sha256=package.sha256)
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+            where = str(target)
+    answer(
+        {"id": package.id, "rows": package.rows, "parquet": where},
+        lambda: iter([f"{where}: {package.rows} rows"]),
+        as_json=as_json,
+    )
 
 
 @manifest.command()

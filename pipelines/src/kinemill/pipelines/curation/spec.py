@@ -101,6 +101,11 @@ class CurationSpec:
     seed: int = 0
     """Decides the order of rows, and which are taken where `max_rows` is given."""
     max_rows: int | None = None
+    layouts: Literal["inline", "sidecar"] = "inline"
+    """Where loaders find the chunk tables: in the manifest (about 0.7 KB a minute), or in an object beside each
+    episode, fetched on its first visit; the build writes those that are missing."""
+    statistics_episodes: int = 256
+    """So many episodes give the statistics that loaders normalise by; 0: none are kept."""
     version: int = 1
 
     def __post_init__(self) -> None:
@@ -114,6 +119,8 @@ class CurationSpec:
             raise ContractError(f"spec '{self.name}': split names have lower-case letters, digits and _ only")
         if self.max_rows is not None and self.max_rows < 1:
             raise ContractError(f"spec '{self.name}': max_rows must be at least 1")
+        if not 0 <= self.statistics_episodes <= 100_000:
+            raise ContractError(f"spec '{self.name}': statistics_episodes is in 0..100000")
 
     @property
     def sha256(self) -> str:
