@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
-from frame import Bench, Rounds, Sample, pss_bytes
+from frame import Bench, Rounds, Sample
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinemill/peers"
@@ -243,7 +244,7 @@ def clips(bench: Bench, ours: Peer, peers: dict[str, Peer], seconds: int) -> Non
     for name in ("lerobot", "mds"):
         if name in peers:
             bodies[name] = functools.partial(peers[name].ask, "clips", **work)
-    rounds = bench.interleave(bodies, repeats=bench.pick(quick=2, full=5))
+    rounds = bench.interleave(bodies, repeats=bench.pick(quick=6, full=5))
     bench.record("clips_vs_bound", rounds.ratio("bound", "ours"))
     for name in ("lerobot", "mds"):
         if name in peers:
@@ -285,13 +286,13 @@ def cold_open(bench: Bench, ours: Peer, ours_at: Path, temp: Path, data: Path | 
 
     first = Manifest.from_file(ours_at / "vla.arrow")[0]
     row = {name: getattr(first, name) for name in first.__dataclass_fields__}
-    counts = (12, 1200, bench.pick(quick=200_000, full=1_000_000))
+    counts = (12, 1200, bench.pick(quick=50_000, full=1_000_000))
     paths = {}
     for count in counts:
         paths[count] = manifest_of(temp / f"{count}.arrow", [row] * count)
     rounds = bench.interleave(
         {str(n): functools.partial(_cold, ours, paths[n], n) for n in counts},
-        repeats=5,
+        repeats=bench.pick(quick=3, full=5),
     )
     few, many = counts[0], counts[-1]
     bench.say(
@@ -323,22 +324,16 @@ def cold_open(bench: Bench, ours: Peer, ours_at: Path, temp: Path, data: Path | 
 
 
 def memory(bench: Bench, ours_at: Path) -> None:
-    """PSS of a process that reads an epoch, at its tenth and at its end."""
-    sys.path.insert(0, str(HERE / "peers"))
-    import own_peer
-
-    data = own_peer.dataset(ours_at, "vla")
-    loader = data.loader(BATCH)
-    steps = len(loader)
-    seen: list[int] = []
-    for step, _ in enumerate(loader):
-        seen.append(pss_bytes())
-        if bench.quick and step > 20:
-            break
+    """PSS of a fresh process over a training loop: the highest after the first tenth against the highest at its end."""
+    ours = Peer(Path(sys.executable), "own_peer.py", str(ours_at))
+    try:
+        seen: list[int] = ours.ask("epochs", batch=BATCH, steps=bench.pick(quick=30, full=180)).result
+    finally:
+        ours.close()
     tenth = max(2, len(seen) // 10)
     # highest of a stretch against highest of a stretch: a single moment depends on which batch is just being freed
     early, late = max(seen[tenth : 4 * tenth]), max(seen[-3 * tenth :])
-    bench.say(f"PSS {early / 1e6:.0f} MB early, {late / 1e6:.0f} MB late in {len(seen)} of {steps} steps")
+    bench.say(f"PSS {early / 1e6:.0f} MB early, {late / 1e6:.0f} MB late in {len(seen)} steps")
     bench.record("memory_growth", max(0.0, (late - early) / early * 100))
 
 
@@ -367,9 +362,9 @@ def over_the_wire(bench: Bench, ours_at: Path) -> None:
 
     import own_peer
 
+    from kinemill.contracts import layout_key
     from kinemill.episode import Layout
     from kinemill.loaders import Manifest, ReadSettings
-    from kinemill.loaders.engine import sidecar_key
 
     with server(ours_at) as (store, relay):
         plain = own_peer.dataset(ours_at, "vla", store=store, read=ReadSettings(prefetch=0, cache_mib=0))
@@ -388,7 +383,7 @@ def over_the_wire(bench: Bench, ours_at: Path) -> None:
         bench.record("bytes_over_window", sent / window)
         for row in rows:
             with contextlib.suppress(Exception):
-                store.put_if_absent(sidecar_key(row.key), row.layout or b"")
+                store.put_if_absent(layout_key(row.key), row.layout or b"")
         bare = own_peer.dataset(ours_at, "vla-sidecar", store=store, read=ReadSettings(prefetch=0, cache_mib=0))
         relay.clear()
         bare.read([5])

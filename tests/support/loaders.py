@@ -388,7 +388,8 @@ def manifest_of(
         values = [row[column.name] for row in rows]
         if column.type.startswith("dictionary<"):
             words = sorted(set(values))
-            columns[column.name] = (np.asarray([words.index(v) for v in values]), words)
+            place = {word: i for i, word in enumerate(words)}
+            columns[column.name] = (np.asarray([place[v] for v in values]), words)
         elif column.type.startswith("fixed_size_binary["):
             columns[column.name] = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), -1)
         else:
