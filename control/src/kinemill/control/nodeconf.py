@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping
 
 from kinemill.errors import ConfigError
 
-__all__ = ["parse_limits", "parse_mariadb", "parse_mount", "parse_sshd", "parse_sysctl"]
+__all__ = [
+    "parse_enroot",
+    "parse_limits",
+    "parse_mariadb",
+    "parse_mount",
+    "parse_plugstack",
+    "parse_preferences",
+    "parse_sshd",
+    "parse_sysctl",
+]
 
 _LIMITS = {
     *("core", "data", "fsize", "memlock", "nofile", "rss", "stack", "cpu", "nproc", "as", "maxlogins", "priority"),
@@ -94,6 +103,56 @@ def parse_mount(text: str) -> Mapping[str, str | None]:
     if lacking:
         raise ConfigError(f"mount unit: lacks {', '.join(lacking)}")
     return section
+
+
+def parse_preferences(text: str) -> list[Mapping[str, str]]:
+    """Read a file of apt_preferences: one mapping for each stanza.
+
+    Raises:
+        ConfigError: A stanza lacks one of its three fields, or has another.
+    """
+    found: list[Mapping[str, str]] = []
+    for block in "\n".join(line for line in text.splitlines() if not line.startswith("#")).split("\n\n"):
+        rows = [line.partition(":") for line in block.splitlines() if line.strip()]
+        stanza = {name.strip(): value.strip() for name, _, value in rows}
+        if not rows:
+            continue
+        if set(stanza) != {"Package", "Pin", "Pin-Priority"} or not all(stanza.values()) or len(rows) != 3:
+            raise ConfigError(f"apt_preferences: not Package, Pin and Pin-Priority: {block.strip()!r}")
+        if not stanza["Pin-Priority"].lstrip("-").isdigit():
+            raise ConfigError(f"apt_preferences: {stanza['Pin-Priority']!r} is no priority")
+        found.append(stanza)
+    return found
+
+
+def parse_enroot(text: str) -> Mapping[str, str]:
+    """Read an enroot.conf.
+
+    Raises:
+        ConfigError: A line is not `ENROOT_NAME value`, or a name stands twice.
+    """
+    found: dict[str, str] = {}
+    for number, line in _lines(text):
+        name, _, value = line.partition(" ")
+        if not name.startswith("ENROOT_") or not value.strip() or name in found:
+            raise ConfigError(f"enroot.conf line {number}: not one 'ENROOT_NAME value': {line!r}")
+        found[name] = value.strip()
+    return found
+
+
+def parse_plugstack(text: str) -> list[tuple[str, str, str]]:
+    """Read a plugstack.conf: optional, required or include; a path; arguments.
+
+    Raises:
+        ConfigError: A line is not one, or its path is not absolute.
+    """
+    found: list[tuple[str, str, str]] = []
+    for number, line in _lines(text):
+        words = line.split(None, 2)
+        if len(words) < 2 or words[0] not in {"optional", "required", "include"} or not words[1].startswith("/"):
+            raise ConfigError(f"plugstack.conf line {number}: not 'optional|required|include /path': {line!r}")
+        found.append((words[0], words[1], words[2] if len(words) > 2 else ""))
+    return found
 
 
 def _ini(text: str, what: str, section: str, *, bare: bool) -> Mapping[str, str | None]:
