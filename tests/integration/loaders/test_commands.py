@@ -18,7 +18,8 @@ from kinemill.loaders import Manifest
 from kinemill.loaders.commands import load
 from kinemill.loaders.commands.group import parse_window
 from kinemill.loaders.export_lerobot import export
-from kinemill.loaders.faults import Faults, spool_path
+from kinemill.loaders.faults import Faults
+from kinemill.loaders.quarantine import spool_path
 from kinemill.store.files import FileStore
 from support.layers import skip
 from support.loaders import frame_of, make_episode, manifest_of, publish, step_of

@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from kinemill.contracts import QuarantineRecord
 from kinemill.errors import ConfigError
 from kinemill.loaders import Manifest, ReadSettings, SparseWindows, TooManyMaskedError, collate, steps
-from kinemill.loaders.faults import read_quarantine
+from kinemill.loaders.quarantine import read_quarantine
 from kinemill.store.files import FileStore
 from support.loaders import FolderStore, make_episode, manifest_of, step_of
 

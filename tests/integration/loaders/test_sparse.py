@@ -239,3 +239,56 @@ def test_values_of_different_dtypes_stay_apart(data: SparseWindows) -> None:
     assert got["/action"].dtype == torch.float32
     assert got["/action_is_pad"].dtype == torch.bool
     assert np.isfinite(got["/action"].numpy()).all()
+
+
+# ---- episodes that differ
+
+
+def test_a_first_episode_without_cameras_stands_in_nobodys_way(tmp_path: Path) -> None:
+    # Given a manifest that starts with a recording of states only
+    store = FileStore(tmp_path / "bucket")
+    blind = make_episode(store, seed=1, frames=50, cameras=0)
+    seeing = make_episode(store, seed=2, frames=20)
+    path = manifest_of(tmp_path / "m.arrow", [blind.row, seeing.row])
+    # When windows of cameras are asked for, without a word on shapes
+    data = SparseWindows(Manifest.from_file(path), WINDOWS, store=store.url)
+    # Then every frame of the other is a sample
+    assert len(data) == 20
+    assert {one["episode_id"] for one in map(data.__getitem__, range(0, 20, 5))} == {str(seeing.id)}
+    assert step_of(data[7]["/cam/0"][0].numpy()) == 7
+
+
+def test_cameras_that_an_episode_lacks_are_zeros_and_padding(tmp_path: Path) -> None:
+    # Given three episodes, of which the second alone has a second camera, and in another size
+    store = FileStore(tmp_path / "bucket")
+    made = [
+        make_episode(store, seed=1, frames=10, cameras=1),
+        make_episode(store, seed=2, frames=10, cameras=2),
+        make_episode(store, seed=3, frames=10, cameras=1),
+    ]
+    path = manifest_of(tmp_path / "m.arrow", [one.row for one in made])
+    data = SparseWindows(Manifest.from_file(path), WINDOWS, store=store.url)
+    # When all are read
+    batch = data.read(range(30)).batch
+    # Then the camera is there where it was recorded, and padding elsewhere; no sample is masked for it
+    assert batch["valid"].all()
+    has = torch.tensor([10 <= i < 20 for i in range(30)])
+    assert (batch["/cam/1_is_pad"][:, 1] == ~has).all()
+    assert not batch["/cam/1"][~has].any()
+    assert step_of(batch["/cam/1"][13, 1].numpy()) == 3
+    assert data.engine.faults.absent == {"/cam/1": 20}
+
+
+def test_a_filter_decides_which_episode_is_the_first(tmp_path: Path) -> None:
+    # Given two robots whose cameras differ in size
+    store = FileStore(tmp_path / "bucket")
+    made = [
+        make_episode(store, seed=1, frames=10, robot="small"),
+        make_episode(store, seed=2, frames=12, robot="large", size=(128, 96)),
+    ]
+    path = manifest_of(tmp_path / "m.arrow", [one.row for one in made])
+    # When one of them is chosen
+    data = SparseWindows(Manifest.from_file(path), WINDOWS, store=store.url, where={"robot": "large"})
+    # Then shapes are its
+    assert data[3]["/cam/0"].shape == (1, 96, 128, 3)
+    assert data[3]["valid"]

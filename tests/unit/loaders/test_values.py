@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from kinemill.errors import ConfigError, ContractError, CorruptError, NotFoundError, UnavailableError, UsageError
 from kinemill.loaders import Normaliser, TooManyMaskedError, TopicStatistics, seconds, steps, yuv420_to_rgb
-from kinemill.loaders.faults import Faults, read_quarantine, reason_of
+from kinemill.loaders.faults import Faults, reason_of
 from kinemill.loaders.fields import resolve_fields, topic_facts
+from kinemill.loaders.quarantine import read_quarantine
 from kinemill.loaders.statistics import METADATA_KEY, dump_statistics, merge, parse_statistics
 from kinemill.loaders.transforms import Brightness, Compose, RandomCrop, Torchvision, sample_rng
 from kinemill.loaders.windows import Window, from_delta_timestamps, parse_windows
@@ -235,3 +236,47 @@ def test_a_line_cut_by_a_crash_is_left_out(tmp_path: Path) -> None:
 def test_a_spool_that_cannot_be_written_does_not_stop_reading(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     Faults(spool=tmp_path / "file" / "x" / "rank.jsonl").mask(CorruptError("x"), source="k", episode_id=None)
+
+
+def test_records_of_a_run_in_a_store_are_objects_below_its_prefix() -> None:
+    from kinemill.loaders.quarantine import StoreSpool, spool_of
+    from kinemill.loaders.stores import use_store
+    from kinemill.store.memory import MemoryStore
+
+    # Given a run folder that is a store's prefix
+    store = MemoryStore("runs")
+    spool = spool_of(use_store(store) + "/", 3)
+    assert isinstance(spool, StoreSpool)
+    # When samples are masked, one of them twice
+    faults = Faults(spool=spool)
+    faults.mask(CorruptError("crc differs"), source="episodes/x", episode_id="e")
+    faults.mask(CorruptError("crc differs"), source="episodes/x", episode_id="e")
+    faults.mask(NotFoundError("gone"), source="episodes/y", episode_id="f")
+    # Then there is a record an episode and reason, each an object of the rank
+    assert all(meta.key.startswith("quarantine/rank-00003-") for meta in store.list())
+    assert [(r.source, r.code) for r in read_quarantine(store.url)] == [
+        ("episodes/x", "corrupt"),
+        ("episodes/y", "not_found"),
+    ]
+
+
+def test_a_store_that_takes_no_record_does_not_stop_reading(caplog: pytest.LogCaptureFixture) -> None:
+    from kinemill.loaders.quarantine import spool_of
+    from kinemill.loaders.stores import use_store
+    from kinemill.store.memory import MemoryStore
+
+    class Full(MemoryStore):
+        def put_if_absent(self, key, data):
+            raise UnavailableError("no room")
+
+    faults = Faults(spool=spool_of(use_store(Full("full")), 0))
+    faults.mask(CorruptError("crc differs"), source="episodes/x", episode_id="e")
+    assert faults.masked == {"corrupt": 1}
+    assert "cannot write the quarantine record (no room)" in caplog.text
+
+
+def test_a_run_folder_that_names_no_store_is_told_at_once() -> None:
+    from kinemill.loaders.quarantine import spool_of
+
+    with pytest.raises(ConfigError):
+        spool_of("gopher://runs/vla-7", 0)

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from kinemill.errors import UsageError
 from kinemill.loaders.dataset import WindowedDataset
-from kinemill.loaders.index import Where
 from kinemill.loaders.manifest import Manifest
-from kinemill.loaders.settings import ReadSettings
-from kinemill.loaders.statistics import TopicStatistics
-from kinemill.loaders.transforms import Transform
+from kinemill.loaders.options import Options
 from kinemill.loaders.windows import Window, WindowLike, parse_windows, steps
-
-if TYPE_CHECKING:
-    from kinemill.contracts import Store
 
 __all__ = ["Clips"]
 
@@ -65,27 +58,9 @@ class Clips(WindowedDataset):
         hop: int | None = None,
         short: str = "skip",
         also: Mapping[str, WindowLike] | None = None,
-        store: Store | str | None = None,
-        topics: Mapping[str, str] | None = None,
-        where: Where | None = None,
-        weights: Sequence[float] | None = None,
-        epoch_samples: int | None = None,
-        samples_per_fetch: int = 1,
-        resize: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
-        pixels: str = "rgb",
-        normalise: str | Mapping[str, str] | None = None,
-        statistics: Mapping[str, TopicStatistics] | None = None,
-        transforms: Mapping[str, Transform] | None = None,
-        assume: Mapping[str, tuple[int, ...]] | None = None,
-        text: bool = True,
-        times: bool = False,
-        seed: int = 0,
-        run_folder: str | Path | None = None,
-        rank: int = 0,
-        read: ReadSettings | None = None,
-        decoder: str = "pyav",
+        **options: Unpack[Options],
     ) -> None:
-        """Describe the clips; nothing of an episode is read. Arguments not named here are those of `SparseWindows`.
+        """Describe the clips; nothing of an episode is read.
 
         Args:
             manifest: One, or several for a mixture.
@@ -97,6 +72,7 @@ class Clips(WindowedDataset):
             hop: Frames between starts with `any`; default 1.
             short: Episodes shorter than a clip: `skip` them, or `pad` one clip at the end.
             also: Other windows, anchored at the clip's first frame.
+            options: What both data sets take: store, where, weights, resize, normalise, ...; see `Options`.
 
         Raises:
             UsageError: Settings that contradict each other, or no GOP known.
@@ -112,31 +88,7 @@ class Clips(WindowedDataset):
         windows: dict[str, Window] = {key: steps(range(0, frames * stride, stride)) for key in cameras}
         if also:
             windows.update(parse_windows(also))
-        super().__init__(
-            sources,
-            windows,
-            _Starts((frames - 1) * stride + 1, self._hop, short),
-            store=store,
-            weights=weights,
-            epoch_samples=epoch_samples,
-            topics=topics,
-            resize=resize,
-            pixels=pixels,
-            normalise=normalise,
-            statistics=statistics,
-            transforms=transforms,
-            assume=assume,
-            where=where,
-            samples_per_fetch=samples_per_fetch,
-            anchor_hz=None,
-            text=text,
-            times=times,
-            seed=seed,
-            run_folder=run_folder,
-            rank=rank,
-            read=read,
-            decoder=decoder,
-        )
+        super().__init__(sources, windows, _Starts((frames - 1) * stride + 1, self._hop, short), **options)
 
     def step_of(self, turn: int) -> int:
         """The clip's first frame."""

@@ -13,12 +13,13 @@ import torch.utils.data
 from kinemill.errors import UsageError
 from kinemill.loaders.batch import BatchBuffer, Samples, finish
 from kinemill.loaders.engine import Engine, Job
-from kinemill.loaders.faults import Faults, spool_path
-from kinemill.loaders.fields import Field, resolve_fields, topic_facts
+from kinemill.loaders.faults import Faults
+from kinemill.loaders.fields import Field, known_topics, resolve_fields
 from kinemill.loaders.index import SampleIndex, Where
 from kinemill.loaders.manifest import Manifest, ManifestRow
 from kinemill.loaders.memory import Blocks
 from kinemill.loaders.order import Order
+from kinemill.loaders.quarantine import spool_of
 from kinemill.loaders.sampler import BatchSampler
 from kinemill.loaders.settings import ReadSettings
 from kinemill.loaders.statistics import Normaliser, TopicStatistics, merge, parse_statistics
@@ -47,31 +48,38 @@ class WindowedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         windows: Mapping[str, Window],
         count: Callable[[Any, Any, Any], Any],
         *,
-        store: Store | str | None,
-        weights: Sequence[float] | None,
-        epoch_samples: int | None,
-        topics: Mapping[str, str] | None,
-        resize: tuple[int, int] | Mapping[str, tuple[int, int]] | None,
-        pixels: str,
-        normalise: str | Mapping[str, str] | None,
-        statistics: Mapping[str, TopicStatistics] | None,
-        transforms: Mapping[str, Transform] | None,
-        assume: Mapping[str, tuple[int, ...]] | None,
-        where: Where | None,
-        samples_per_fetch: int,
-        anchor_hz: float | None,
-        text: bool,
-        times: bool,
-        seed: int,
-        run_folder: str | Path | None,
-        rank: int,
-        read: ReadSettings | None,
-        decoder: str,
+        store: Store | str | None = None,
+        weights: Sequence[float] | None = None,
+        epoch_samples: int | None = None,
+        topics: Mapping[str, str] | None = None,
+        resize: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
+        pixels: str = "rgb",
+        normalise: str | Mapping[str, str] | None = None,
+        statistics: Mapping[str, TopicStatistics] | None = None,
+        transforms: Mapping[str, Transform] | None = None,
+        assume: Mapping[str, tuple[int, ...]] | None = None,
+        where: Where | None = None,
+        samples_per_fetch: int = 1,
+        anchor_hz: float | None = None,
+        text: bool = True,
+        times: bool = False,
+        seed: int = 0,
+        run_folder: str | Path | None = None,
+        rank: int = 0,
+        read: ReadSettings | None = None,
+        decoder: str = "pyav",
     ) -> None:
-        """See `SparseWindows` for the arguments."""
+        """See `Options` for the arguments.
+
+        Raises:
+            ConfigError: A topic that no episode of the manifests has.
+            UsageError: Settings that contradict each other.
+        """
         self.sources = [sources] if isinstance(sources, Manifest) else list(sources)
         if not self.sources:
             raise UsageError("no manifest given")
+        if samples_per_fetch < 1:
+            raise UsageError(f"samples_per_fetch {samples_per_fetch}: 1 or more")
         self.windows = dict(windows)
         self.seed = seed
         self.weights = list(weights) if weights is not None else None
@@ -112,11 +120,12 @@ class WindowedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return {topic: merge([one[topic] for one in told], self.weights) for topic in sorted(common)}
 
     def _resolve(self) -> tuple[Field, ...]:
-        first = next((source.row(0) for source in self.sources if len(source)), None)
-        if first is None:
+        filled = [index for index in self.indices if len(index.manifest)]
+        if not filled:
             return ()  # an empty set has no samples, so nobody asks for shapes
-        facts = topic_facts(first.topics)
+        row = next(((index, row) for index in filled if (row := index.first_row()) is not None), (filled[0], 0))
         topics = self._options["topics"]
+        facts = known_topics(row[0].manifest.row(row[1]), self.sources, (topics.get(k, k) for k in self.windows))
         resize = self._resize
         if self._resize_all:
             cameras = {topic for topic, fact in facts.items() if fact.kind == "video"}
@@ -216,7 +225,7 @@ class WindowedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """Of this process."""
         if self._engine is None or self._engine.pid != os.getpid():
             settings = self.read_settings
-            spool = spool_path(Path(self._run_folder), self._rank) if self._run_folder else None
+            spool = spool_of(self._run_folder, self._rank) if self._run_folder else None
             faults = Faults(
                 spool=spool,
                 max_share=settings.max_masked_share,

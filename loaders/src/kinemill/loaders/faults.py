@@ -7,13 +7,10 @@ them stop the job: training on holes is worse than not training.
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 from kinemill.contracts import QuarantineRecord
@@ -30,9 +27,9 @@ from kinemill.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from kinemill.records import dumps, loads
+from kinemill.loaders.quarantine import Spool, write_record
 
-__all__ = ["Faults", "TooManyMaskedError", "read_quarantine", "reason_of"]
+__all__ = ["Faults", "TooManyMaskedError", "reason_of"]
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +63,13 @@ class Faults:
     """Counts of one process, its ceiling, and its spool.
 
     Attributes:
-        spool: File of quarantine records, one JSON line each, shared by the workers of a rank; None: none.
+        spool: Where quarantine records go, shared by the workers of a rank; None: nowhere.
         max_share: Of masked samples; above it `TooManyMaskedError`.
         min_samples: The share is judged from here on.
         max_in_a_row: Masked samples without a good one between; bounds the wait when a store is gone.
     """
 
-    spool: Path | None = None
+    spool: Spool | None = None
     max_share: float = 0.01
     min_samples: int = 1000
     max_in_a_row: int = 64
@@ -135,33 +132,5 @@ class Faults:
             raise TooManyMaskedError(f"{what}; reasons: {reasons}{where}; see `kinemill load show --quarantine`")
 
     def _write(self, record: QuarantineRecord) -> None:
-        if self.spool is None:
-            return
-        line = (dumps(record) + "\n").encode()
-        try:
-            self.spool.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.spool, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)  # workers of a rank share the file; appends may be cut on a network disk
-                os.write(fd, line)
-            finally:
-                os.close(fd)
-        except OSError as exc:
-            log.warning("%s: cannot write the quarantine record (%s); it stands in this log only", self.spool, exc)
-
-
-def spool_path(run_folder: Path, rank: int) -> Path:
-    """`<run folder>/quarantine/rank-00000.jsonl`."""
-    return run_folder / "quarantine" / f"rank-{rank:05}.jsonl"
-
-
-def read_quarantine(run_folder: Path) -> list[QuarantineRecord]:
-    """All records of a run, in the order of time. A last line cut by a crash is left out and logged."""
-    found: list[QuarantineRecord] = []
-    for path in sorted((run_folder / "quarantine").glob("*.jsonl")):
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            try:
-                found.append(loads(QuarantineRecord, line, where=f"{path}:{number}"))
-            except ContractError as exc:
-                log.warning("%s", exc)
-    return sorted(found, key=lambda record: record.at_ns)
+        if self.spool is not None:
+            write_record(self.spool, record)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinemill.errors import ConfigError, CorruptError, UsageError
 from kinemill.loaders.statistics import Normaliser
@@ -19,7 +19,10 @@ from kinemill.loaders.transforms import Transform
 from kinemill.loaders.windows import Window
 from kinemill.records import nearest
 
-__all__ = ["PIXELS", "Field", "TopicFacts", "resolve_fields", "topic_facts"]
+if TYPE_CHECKING:
+    from kinemill.loaders.manifest import Manifest, ManifestRow
+
+__all__ = ["PIXELS", "Field", "TopicFacts", "known_topics", "resolve_fields", "topic_facts"]
 
 PIXELS = ("rgb", "yuv420", "gray")
 DEFAULT_TOLERANCE_NS = 20_000_000
@@ -66,6 +69,31 @@ def topic_facts(topics_json: str) -> dict[str, TopicFacts]:
         raise CorruptError(
             f"topic table of the manifest is not what a writer wrote: {type(exc).__name__} {exc}"
         ) from exc
+
+
+def known_topics(first: ManifestRow, sources: Iterable[Manifest], wanted: Iterable[str]) -> dict[str, TopicFacts]:
+    """What manifests know of their topics, so that shapes are fixed before anything is read.
+
+    The first row with samples decides. A topic that it lacks, because its episode has fewer cameras or none, is taken
+    from the manifests' other topic tables: source by source, tables in sorted order.
+
+    Args:
+        first: The first row with samples.
+        sources: The manifests.
+        wanted: Looking stops once these are found.
+    """
+    found = dict(topic_facts(first.topics))
+    names = set(wanted)
+    for source in sources:
+        seen: set[str] = set()
+        for view, _, _ in source.parts():
+            if names <= found.keys():
+                return found
+            for word in view.words("topics"):
+                if word not in seen:
+                    seen.add(word)
+                    found = topic_facts(word) | found
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,13 +160,13 @@ def resolve_fields(
 
     Args:
         windows: By key.
-        facts: Of a row of the manifest.
+        facts: Of the manifest's topics; see `known_topics`.
         topics: Key -> topic, where they differ.
         resize: Key -> (height, width).
         pixels: For all video.
         normalisers: By key.
         transforms: By key.
-        assume: Key -> shape of one moment, for topics that the first row does not have, such as
+        assume: Key -> shape of one moment, for topics that no episode has yet, such as
             (480, 640, 3) for a camera or (14,) for a state.
 
     Raises:
@@ -159,9 +187,9 @@ def resolve_fields(
         if known is None and key not in assume:
             close = nearest(topic, facts)
             raise ConfigError(
-                f"'{key}': the manifest's first episode has no topic '{topic}'"
-                + (f"; did you mean '{close}'?" if close else f"; it has {', '.join(sorted(facts)) or 'none'}")
-                + "; for topics that only some episodes have, give their shape in assume="
+                f"'{key}': no episode of the manifest has a topic '{topic}'"
+                + (f"; did you mean '{close}'?" if close else f"; there are {', '.join(sorted(facts)) or 'none'}")
+                + "; give its shape in assume= if it is to come"
             )
         found.append(
             _field(

@@ -146,6 +146,14 @@ class SampleIndex:
         first = max(0, min(turn * self.unit, has - self.unit))
         return at, min(first + member, has - 1)
 
+    def first_row(self) -> int | None:
+        """The first row that has samples; None where none has. Looks no further than it."""
+        for lo, hi in self._blocks():
+            found = np.flatnonzero(self._counts(lo, hi))
+            if len(found):
+                return lo + int(found[0])
+        return None
+
     def first_of_row(self, row: int) -> int:
         """The number of the first sample of a row (unit 1 only counts samples exactly)."""
         block, inside = divmod(row, BLOCK_ROWS)

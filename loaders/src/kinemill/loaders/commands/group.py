@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,8 @@ def _data(manifest: Manifest, store_url: str | None, windows: tuple[str, ...], *
     if windows:
         chosen = dict(parse_window(text) for text in windows)
     else:
-        facts = topic_facts(manifest[0].topics).values() if len(manifest) else ()
+        first = next((row for row in islice(manifest, 256) if row.frames), manifest[0]) if len(manifest) else None
+        facts = topic_facts(first.topics).values() if first is not None else ()
         chosen = {
             f.topic: steps(range(50)) if "action" in f.topic else steps(0)
             for f in facts
@@ -236,8 +238,8 @@ def bench(
 @click.option("--out", type=click.Path(path_type=Path), default=Path("batch.png"), help="The picture.")
 @click.option(
     "--quarantine",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="List a run folder's records.",
+    metavar="RUN",
+    help="List the records of a run folder: a path, or a URL such as s3://runs/vla-7.",
 )
 @JSON
 def show(
@@ -247,7 +249,7 @@ def show(
     windows: tuple[str, ...],
     count: int,
     out: Path,
-    quarantine: Path | None,
+    quarantine: str | None,
     as_json: bool,
 ) -> None:
     """Draw a batch as a picture, and print what is in it; or list what a run put aside.
@@ -258,8 +260,10 @@ def show(
     Example: kinemill load show --quarantine /runs/vla-7
     """
     if quarantine is not None:
-        from kinemill.loaders.faults import read_quarantine
+        from kinemill.loaders.quarantine import read_quarantine
 
+        if "://" not in quarantine and not Path(quarantine).is_dir():
+            raise UsageError(f"--quarantine {quarantine}: no such run folder")
         records = read_quarantine(quarantine)
         if as_json:
             click.echo(dumps({"records": records}))
