@@ -20,6 +20,8 @@ __all__ = ["FileSource", "Record", "Source", "StoreSource", "records_in"]
 MAX_RECORD: Final = 1 << 30
 """Longer records are refused, as other tools do."""
 _AHEAD: Final = 4 << 20
+_BLOCK: Final = 2 << 20
+_BLOCKS: Final = 5
 
 
 class Source(Protocol):
@@ -50,6 +52,15 @@ class FileSource:
                 raise TruncatedError(f"{self.name}: it ends at {start + len(data)}, {start + length} expected")
             data += more
         return data
+
+    def read_into(self, start: int, room: memoryview) -> None:
+        """Fill `room`; as `read` in all else."""
+        done = 0
+        while done < len(room):
+            n = os.preadv(self._file.fileno(), [room[done:]], start + done)
+            if not n:
+                raise TruncatedError(f"{self.name}: it ends at {start + done}, {start + len(room)} expected")
+            done += n
 
     def close(self) -> None:
         """Give the handle back."""
@@ -92,6 +103,10 @@ class Record:
     op: int
     offset: int
     data: memoryview
+    block: memoryview
+    """What was read at once, of which `data` is a part."""
+    block_at: int
+    """Where that starts in the file."""
 
     @property
     def body(self) -> memoryview:
@@ -100,20 +115,45 @@ class Record:
 
 
 class _Buffered:
-    """Sequential reads out of blocks of 4 MiB."""
+    """Sequential reads out of large blocks. Of a file, into memory that is used again once nobody looks at it."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._base = 0
-        self._block = memoryview(b"")
+        self.block_at = 0
+        self.block = memoryview(b"")
+        self._pool: list[bytearray] = []
 
     def get(self, start: int, length: int) -> memoryview:
-        at = start - self._base
-        if at >= 0 and at + length <= len(self._block):
-            return self._block[at : at + length]
-        size = min(max(length, _AHEAD), self._source.size - start)
-        self._base, self._block = start, memoryview(self._source.read(start, size))
-        return self._block[:length]
+        at = start - self.block_at
+        if at >= 0 and at + length <= len(self.block):
+            return self.block[at : at + length]
+        left = self._source.size - start
+        self.block_at, self.block = start, memoryview(b"")
+        if isinstance(self._source, FileSource) and length <= _BLOCK:
+            self.block = memoryview(self._room())[: min(_BLOCK, left)]
+            self._source.read_into(start, self.block)
+        else:
+            self.block = memoryview(self._source.read(start, min(max(length, _AHEAD), left)))
+        return self.block[:length]
+
+    def _room(self) -> bytearray:
+        for block in self._pool:
+            if _unseen(block):
+                return block
+        fresh = bytearray(_BLOCK)
+        if len(self._pool) < _BLOCKS:
+            self._pool.append(fresh)
+        return fresh
+
+
+def _unseen(block: bytearray) -> bool:
+    """Whether no view of it is left: its size could not be changed then."""
+    try:
+        block.append(0)
+    except BufferError:
+        return False
+    del block[-1]
+    return True
 
 
 def records_in(source: Source) -> Iterator[Record]:
@@ -147,7 +187,7 @@ def records_in(source: Source) -> Iterator[Record]:
             )
         if length > MAX_RECORD:
             raise LimitError(f"{source.name}: a record of {length >> 20} MiB at {at}; at most {MAX_RECORD >> 20} MiB")
-        yield Record(op, at, buffered.get(at, whole))
+        yield Record(op, at, buffered.get(at, whole), buffered.block, buffered.block_at)
         at += whole
         if op == wire.Op.FOOTER:
             return

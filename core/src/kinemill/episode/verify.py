@@ -99,8 +99,9 @@ class _Verifier:
         self._source = source
         self._deep = deep
         self._hash = StreamHash()
-        self._crc = 0
         self._at = 0
+        self._run: Record | None = None
+        """The first of the records that are not hashed yet; all lie in its block."""
         self._schemas: dict[int, tuple[str, str, bytes]] = {}
         self._channels: dict[int, tuple[int, str, str, dict[str, str]]] = {}
         self._raw: dict[str, bytes] = {}
@@ -121,13 +122,15 @@ class _Verifier:
 
     def run(self) -> VerifyReport:
         try:
-            self._feed(self._source.read(0, min(_MAGIC, self._source.size)))
+            self._hash.update(self._source.read(0, min(_MAGIC, self._source.size)))
+            self._at = _MAGIC
             for record in records_in(self._source):
                 if record.op in (wire.Op.DATA_END, wire.Op.FOOTER) or self._in_summary:
                     self._end(record)
                 else:
                     self._data(record)
-                self._feed(record.data)
+                self._feed(record)
+            self._flush()
             tail = bytes(self._source.read(self._at, self._source.size - self._at))
             self._hash.update(tail)
             if tail != wire.MAGIC:
@@ -139,11 +142,19 @@ class _Verifier:
             self._hash.stop()
         return self.report
 
-    def _feed(self, data: Any) -> None:
-        self._hash.update(data)
-        if not self._in_summary:
-            self._crc = crc32(data, self._crc)
-        self._at += len(data)
+    def _feed(self, record: Record) -> None:
+        """Hash a record; neighbours in one block of memory go together, as each call has its price."""
+        if self._run is not None and self._run.block is not record.block:
+            self._flush()
+        if self._run is None:
+            self._run = record
+        self._at = record.offset + len(record.data)
+
+    def _flush(self) -> None:
+        if self._run is not None:
+            block, base, start = self._run.block, self._run.block_at, self._run.offset
+            self._run = None
+            self._hash.update(block[start - base : self._at - base])
 
     # -- the data section
 
@@ -304,7 +315,8 @@ class _Verifier:
                 self.find("structure", f"DataEnd of {len(record.body)} bytes")
                 return
             (crc,) = struct.unpack("<I", record.body)
-            if (crc or self.report.own) and crc != self._crc:
+            self._flush()
+            if (crc or self.report.own) and crc != self._hash.crc():
                 self.find("data_crc", "crc of the data section differs")
         elif record.op == wire.Op.FOOTER:
             self._footer(record)

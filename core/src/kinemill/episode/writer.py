@@ -66,15 +66,13 @@ class _Out:
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self.at = 0
-        self.crc = 0
-        self.sha256 = StreamHash()
+        self.hash = StreamHash()
 
     def write(self, data: bytes) -> None:
         written = self._stream.write(data)
         if written is not None and written != len(data):
             raise StateError(f"the sink took {written} of {len(data)} bytes")
-        self.sha256.update(data)
-        self.crc = crc32(data, self.crc)
+        self.hash.update(data)
         self.at += len(data)
 
 
@@ -492,7 +490,7 @@ class EpisodeWriter:
         attachments = [*self._attachments, ("tg.index", "application/x-kinemill-index", index_attachment(draft), 0)]
         attachment_index = [self._write_attachment(*a) for a in attachments]
         out = self._out
-        out.write(wire.record(wire.Op.DATA_END, struct.pack("<I", out.crc)))
+        out.write(wire.record(wire.Op.DATA_END, struct.pack("<I", out.hash.crc())))
         self._write_summary(draft, attachment_index)
         self._stream.flush()
         if self._temporary is not None and self._path is not None:
@@ -501,7 +499,7 @@ class EpisodeWriter:
             self._temporary.rename(self._path)
             _fsync_folder(self._path.parent)
         self._state = "closed"
-        self.receipt = replace(draft, size_bytes=out.at, sha256=out.sha256.hexdigest())
+        self.receipt = replace(draft, size_bytes=out.at, sha256=out.hash.hexdigest())
         return self.receipt
 
     def _write_attachment(self, name: str, media_type: str, data: bytes, t_ns: int) -> bytes:
@@ -655,7 +653,7 @@ class EpisodeWriter:
         for spool in self._spools.values():
             spool.close()
         self._spools.clear()
-        self._out.sha256.stop()
+        self._out.hash.stop()
         if self._temporary is not None:
             self._stream.close()
             self._temporary.unlink(missing_ok=True)
