@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ options:
     description: Python that the venv is made from.
     type: path
     required: true
+  find_links:
+    description: Folders with further wheels, as the node sees them.
+    type: list
+    elements: path
+    default: []
+  index_url:
+    description: An index for what is in none of the folders; none when empty. Credentials in it are refused.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -82,18 +92,36 @@ def pip_wheel(manifest: dict[str, Any]) -> str:
     return str(wheels[-1])
 
 
+def sources(wheelhouse: Path, find_links: Sequence[str], index_url: str) -> list[str]:
+    """Options of pip that say where wheels come from.
+
+    Raises:
+        ValueError: A folder is not there, or the address carries credentials, which every user of the node could read.
+    """
+    lost = [folder for folder in find_links if not Path(folder).is_dir()]
+    if lost:
+        raise ValueError(f"no such folder of wheels on the node: {', '.join(lost)}")
+    if "@" in index_url:
+        raise ValueError(
+            "the index's address carries credentials; put them into root's netrc or serve the wheels inside"
+        )
+    options = [f"--index-url={index_url}"] if index_url else ["--no-index"]
+    return options + [f"--find-links={folder}" for folder in (wheelhouse, *find_links)]
+
+
 def make(module: AnsibleModule, path: Path, wheelhouse: Path, interpreter: str) -> dict[str, Any]:
     """Make the venv and mark it finished; the mark is the last thing written."""
     manifest = read_manifest(wheelhouse)
     wheel = wheelhouse / pip_wheel(manifest)
+    origins = sources(wheelhouse, module.params["find_links"], module.params["index_url"])
     if path.exists():
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     # The caller's environment may carry index settings or a switch against bytecode; neither belongs here.
-    environment = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment = {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     module.run_command([interpreter, "-m", "venv", "--without-pip", str(path)], check_rc=True)
-    install = [str(path / "bin" / "python"), f"{wheel}/pip", "install", "--quiet", "--no-index", "--no-cache-dir"]
-    install += ["--root-user-action=ignore", "--find-links", str(wheelhouse), str(manifest["requirement"])]
+    install = [str(path / "bin" / "python"), f"{wheel}/pip", "install", "--quiet", "--no-cache-dir", *origins]
+    install += ["--root-user-action=ignore", str(manifest["requirement"]), *manifest.get("also", [])]
     module.run_command(install, check_rc=True, environ_update=environment)
     marker = {"version": manifest["version"], "requirement": manifest["requirement"]}
     temporary = path / f"{MARKER}.tmp"
@@ -112,6 +140,8 @@ def main() -> None:
             "path": {"type": "path", "required": True},
             "wheelhouse": {"type": "path", "required": True},
             "interpreter": {"type": "path", "required": True},
+            "find_links": {"type": "list", "elements": "path", "default": []},
+            "index_url": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )

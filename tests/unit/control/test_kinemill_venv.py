@@ -65,3 +65,14 @@ def test_pruning_keeps_the_newest_and_the_running_one(tmp_path: Path) -> None:
 def test_pruning_without_a_link_still_keeps_the_newest(tmp_path: Path) -> None:
     made = versions(tmp_path, 3)
     assert prune.removable(tmp_path, 1) == made[:2]
+
+
+def test_wheels_come_from_folders_and_an_index_that_holds_no_secret(tmp_path: Path) -> None:
+    own, site = tmp_path / "own", tmp_path / "site"
+    site.mkdir()
+    assert venv.sources(own, [str(site)], "") == ["--no-index", f"--find-links={own}", f"--find-links={site}"]
+    assert venv.sources(own, [], "https://wheels.example/simple")[0] == "--index-url=https://wheels.example/simple"
+    with pytest.raises(ValueError, match="carries credentials"):
+        venv.sources(own, [], "https://user:word@wheels.example/simple")
+    with pytest.raises(ValueError, match=r"no such folder of wheels on the node: .*absent"):
+        venv.sources(own, [str(tmp_path / "absent")], "")

@@ -45,6 +45,13 @@ def test_the_pythons_are_part_of_the_name(repo: Path) -> None:
     assert len(names) == 2
 
 
+def test_what_nodes_install_beside_it_is_part_of_the_name(repo: Path) -> None:
+    def name(*also: str) -> str:
+        return build("agents", repo=repo, output=repo, pythons=["3.11"], also=also, dry_run=True).version
+
+    assert len({name(), name("torch==2.9.0"), name("torch==2.13.0")}) == 3
+
+
 def test_refusals_say_what_to_do(repo: Path) -> None:
     with pytest.raises(ConfigError, match="known: agents"):
         build("agnets", repo=repo, output=repo, pythons=["3.11"])

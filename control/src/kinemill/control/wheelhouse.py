@@ -28,7 +28,7 @@ from kinemill.errors import ConfigError, EnvironmentFault, KinemillError, NotFou
 __all__ = ["PLANES", "Wheelhouse", "build", "main", "source_digest"]
 
 # Plane -> our distributions in it; the first is the one that nodes install.
-PLANES: dict[str, tuple[str, ...]] = {"agents": ("agents", "core")}
+PLANES: dict[str, tuple[str, ...]] = {"agents": ("agents", "core"), "training": ("training", "loaders", "core")}
 
 # pip is the one package outside the lock: it is what reads the lock's wheels on the node.
 PIP = "pip>=25,<27"
@@ -85,7 +85,9 @@ def source_digest(repo: Path, distributions: Iterable[str], extra: Iterable[str]
     return digest.hexdigest()[:12]
 
 
-def build(plane: str, *, repo: Path, output: Path, pythons: Sequence[str], dry_run: bool = False) -> Wheelhouse:
+def build(
+    plane: str, *, repo: Path, output: Path, pythons: Sequence[str], also: Sequence[str] = (), dry_run: bool = False
+) -> Wheelhouse:
     """Make the wheelhouse of a plane, or find it made.
 
     Args:
@@ -93,6 +95,7 @@ def build(plane: str, *, repo: Path, output: Path, pythons: Sequence[str], dry_r
         repo: The repository's root.
         output: Where wheelhouses live; this one becomes `<output>/<plane>/<version>`.
         pythons: Versions of Python on the nodes, such as `["3.11", "3.13"]`.
+        also: What nodes install beside it from the site's own wheels, such as `["torch==2.13.0"]`; named, not fetched.
         dry_run: Say what would be made and make nothing.
 
     Returns:
@@ -113,7 +116,9 @@ def build(plane: str, *, repo: Path, output: Path, pythons: Sequence[str], dry_r
     lock = repo / "requirements" / f"{plane}.txt"
     lock_text = lock.read_text(encoding="utf-8") if lock.is_file() else ""
     digest = source_digest(
-        repo, distributions, [_FORMAT, lock_text, PIP, ",".join(pythons), platform.machine(), platform.libc_ver()[0]]
+        repo,
+        distributions,
+        [_FORMAT, lock_text, PIP, ",".join(pythons), platform.machine(), platform.libc_ver()[0], *also],
     )
     version = f"{project['version']}+{digest}"
     requirement = f"{project['name']}=={project['version']}"
@@ -128,7 +133,7 @@ def build(plane: str, *, repo: Path, output: Path, pythons: Sequence[str], dry_r
             fcntl.flock(handle, fcntl.LOCK_EX)
             fresh = not (target / _MANIFEST).is_file() or not archive.is_file()
             if fresh:
-                _fill(target, archive, made, repo=repo, lock=lock if lock_text else None, pythons=pythons)
+                _fill(target, archive, made, repo=repo, lock=lock if lock_text else None, pythons=pythons, also=also)
             moved = _write_if_different(pointer, json.dumps(asdict(made), indent=2, sort_keys=True) + "\n")
         changed = fresh or moved
     else:
@@ -137,7 +142,14 @@ def build(plane: str, *, repo: Path, output: Path, pythons: Sequence[str], dry_r
 
 
 def _fill(
-    target: Path, archive: Path, made: Wheelhouse, *, repo: Path, lock: Path | None, pythons: Sequence[str]
+    target: Path,
+    archive: Path,
+    made: Wheelhouse,
+    *,
+    repo: Path,
+    lock: Path | None,
+    pythons: Sequence[str],
+    also: Sequence[str],
 ) -> None:
     """Build and fetch into a folder beside the target, then put it in place by rename."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as temporary:
@@ -152,6 +164,7 @@ def _fill(
             "plane": made.plane,
             "version": made.version,
             "requirement": made.requirement,
+            "also": list(also),
             "pythons": list(pythons),
             "wheels": wheels,
         }
@@ -224,12 +237,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repo", type=Path, default=Path.cwd())
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--python", action="append", default=[], metavar="VERSION", help="Python on the nodes: 3.11")
+    parser.add_argument("--also", action="append", default=[], metavar="REQUIREMENT", help="from the site's own wheels")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
     options = parser.parse_args(arguments)
     os.environ.pop("PIP_REQUIRE_VIRTUALENV", None)
     try:
         made = build(
-            options.plane, repo=options.repo, output=options.output, pythons=options.python, dry_run=options.dry_run
+            options.plane,
+            repo=options.repo,
+            output=options.output,
+            pythons=options.python,
+            also=options.also,
+            dry_run=options.dry_run,
         )
     except KinemillError as error:
         print(str(error), file=sys.stderr)
