@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from hypothesis import given
@@ -44,6 +45,15 @@ def test_only_what_may_pass_is_tried_again() -> None:
 def test_time_is_bounded_too() -> None:
     with pytest.raises(UnavailableError, match="gave up after 1 attempts"):
         Retry(attempts=100, deadline_s=0).call("get", failing(5), sleep=lambda _: None)  # type: ignore[arg-type]
+
+
+def test_the_defaults_outlast_half_a_minute_of_instant_refusals() -> None:
+    random.seed(6)
+    for _ in range(50):
+        waits: list[float] = []
+        with pytest.raises(UnavailableError):
+            Retry().call("get", failing(1000), sleep=waits.append)  # type: ignore[arg-type]
+        assert sum(waits) > 35
 
 
 @given(st.integers(1, 60))
