@@ -75,6 +75,33 @@ def status(catalog_url: str | None, warehouse_url: str | None, as_json: bool) ->
 
 
 @warehouse.command()
+@click.option("--older-than", "hours", type=click.FloatRange(1), default=24, show_default=True, help="Hours of grace.")
+@click.option("--yes", is_flag=True, help="Remove them; else they are only told.")
+@options("catalog", "warehouse", "json")
+def orphans(hours: float, yes: bool, catalog_url: str | None, warehouse_url: str | None, as_json: bool) -> None:
+    """Find data files that no snapshot knows, as a killed export leaves them.
+
+    \b
+    Exit: 0 done, 1 an export is at work, or a file that the table needs is missing, 75 try again.
+    Example: kinemill warehouse orphans --older-than 48 --yes
+    """
+    from kinemill.pipelines.warehouse.orphans import drop_orphans
+    from kinemill.store import open_store
+
+    settings = settings_of(catalog_url=catalog_url, warehouse_url=warehouse_url)
+    with open_catalog(settings) as catalog, open_iceberg(settings, catalog) as target:
+        store = open_store(settings.warehouse_url)
+        report = drop_orphans(catalog, target, store, grace_s=hours * 3600, delete=yes)
+
+    def lines() -> Iterator[str]:
+        yield from report.orphans
+        done = "removed" if report.deleted else "to remove with --yes" if report.orphans else "nothing to remove"
+        yield f"{len(report.orphans)} files, {report.size_bytes} bytes: {done}; {report.too_young} younger ones left"
+
+    answer(report, lines, as_json=as_json)
+
+
+@warehouse.command()
 @click.argument("query")
 @click.option("--at", "snapshot", type=int, help="Warehouse snapshot; the newest if not given.")
 @options("catalog", "warehouse", "json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from kinemill.pipelines.catalog.api import Catalog
 
-__all__ = ["ExportLag", "ExportReport", "Exporter", "export_lag"]
+__all__ = ["ExportLag", "ExportReport", "Exporter", "export_lag", "only_exporter"]
 
 _log = logging.getLogger(__name__)
 _LOCK = 0x6B6D6578706F7274  # "kmexport"
@@ -53,6 +54,25 @@ class ExportLag:
     """Age of the oldest one, by the database's clock; never negative."""
     held_by: tuple[str, ...]
     """Open transactions that hold the export back: pid, age, program; oldest first."""
+
+
+@contextlib.contextmanager
+def only_exporter(catalog: Catalog) -> Iterator[sa.Connection]:
+    """Keep all other exporters of this catalog out; yields the session that holds the lock.
+
+    Raises:
+        ConflictError: Another one is at work.
+    """
+    with translated("the export's lock"), catalog.engine.connect() as session:
+        lock = session.execution_options(isolation_level="AUTOCOMMIT")
+        if not lock.execute(sa.text("select pg_try_advisory_lock(:key)"), {"key": _LOCK}).scalar_one():
+            raise ConflictError("another exporter of this catalog is at work")
+        try:
+            yield lock
+        finally:
+            # A broken session has lost its lock already.
+            if not lock.invalidated:
+                lock.execute(sa.text("select pg_advisory_unlock(:key)"), {"key": _LOCK})
 
 
 class Exporter:
@@ -87,17 +107,9 @@ class Exporter:
             UnavailableError: Database or store is gone; run it again, nothing is lost or doubled.
         """
         start = time.monotonic()
-        with translated("the export's lock"), self._catalog.engine.connect() as session:
-            lock = session.execution_options(isolation_level="AUTOCOMMIT")
-            if not lock.execute(sa.text("select pg_try_advisory_lock(:key)"), {"key": _LOCK}).scalar_one():
-                raise ConflictError("another exporter of this catalog is at work")
-            try:
-                self._on_step("locked")
-                return self._locked(lock, start, max_commits)
-            finally:
-                # A broken session has lost its lock already.
-                if not lock.invalidated:
-                    lock.execute(sa.text("select pg_advisory_unlock(:key)"), {"key": _LOCK})
+        with only_exporter(self._catalog) as lock:
+            self._on_step("locked")
+            return self._locked(lock, start, max_commits)
 
     def _locked(self, lock: sa.Connection, start: float, max_commits: int | None) -> ExportReport:
         rows = commits = 0
