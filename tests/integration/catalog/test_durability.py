@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -41,7 +42,6 @@ def until(condition: object, what: str, timeout_s: float = 60) -> None:
 @pytest.fixture
 def wide() -> Iterator[Path]:
     """A folder that a server under another account reaches and may write in, as a backup disk would be."""
-    import shutil
     import tempfile
 
     folder = Path(tempfile.mkdtemp(prefix="kinemill-test-"))
@@ -364,6 +364,8 @@ def test_the_embedded_server_survives_kill_and_a_new_owner_finds_its_data(tmp_pa
     with PostgresServer(tmp_path / "pg") as again, Catalog(again.url) as catalog:
         assert again.binaries.major == server_major(again), "an existing folder keeps its version"
         assert catalog.counts()["ingested"] == 1
+    # As root its data may lie apart, where the server's account reaches it.
+    shutil.rmtree((tmp_path / "pg" / "data").resolve().parent)
 
 
 def server_major(server: PostgresServer) -> int:
