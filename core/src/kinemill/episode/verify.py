@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -35,10 +36,14 @@ from kinemill.episode.source import (
 )
 from kinemill.errors import DataError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 __all__ = ["Finding", "VerifyReport", "verify"]
 
 _MOST: Final = 100
 _MAGIC: Final = len(wire.MAGIC)
+_NONE: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,8 @@ class _Chunk:
     compression: str
     data_size: int
     counts: Counter[int]
-    starts: dict[int, list[tuple[int, int]]] | None
-    """channel -> (time, offset) of each message, until its message indexes were compared."""
+    starts: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]
+    """channel -> times and offsets of its messages, until its message index was compared."""
     index_offsets: dict[int, int] = field(default_factory=dict)
     index_length: int = 0
 
@@ -204,22 +209,22 @@ class _Verifier:
             return
         chunk = walk(data, where=where)
         counts: Counter[int] = Counter()
-        starts: dict[int, list[tuple[int, int]]] = {}
-        channel_ids = np.unique(chunk.channel).tolist()
+        starts: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        channel_ids = sorted(chunk.lanes) or np.unique(chunk.channel).tolist()
         for channel in channel_ids:
-            mine = chunk.channel == channel
-            times, offsets = chunk.time[mine], chunk.offset[mine]
-            counts[channel] = len(times)
-            starts[channel] = list(zip(times.tolist(), offsets.tolist(), strict=True))
+            mine = chunk.of(channel)
+            starts[channel] = (chunk.time[mine], chunk.offset[mine])
+            counts[channel] = len(starts[channel][0])
             if self.report.own:
                 self._sequences(channel, chunk.sequence[mine], where)
-        if len(chunk.time):
-            span = (int(chunk.time.min()), int(chunk.time.max()))
-            if span != (head.t_first_ns, head.t_last_ns):
-                self.find("times", f"{where}: messages cover {span}, its head says {head.t_first_ns, head.t_last_ns}")
+        if len(chunk.time) and chunk.span_ns != (head.t_first_ns, head.t_last_ns):
+            self.find(
+                "times",
+                f"{where}: messages cover {chunk.span_ns}, its head says {head.t_first_ns, head.t_last_ns}",
+            )
         if not self.report.own:
             self._learn_inner(data)
-        self._frames(chunk, data, where)
+        self._frames(chunk, channel_ids, where)
         self.report.messages += len(chunk.time)
         self.report.chunks += 1
         self._chunks.append(
@@ -247,32 +252,32 @@ class _Verifier:
                 number, schema = parse_schema(body, "chunk")
                 self._schemas.setdefault(number, schema)
 
-    def _sequences(self, channel: int, sequence: Any, where: str) -> None:
+    def _sequences(self, channel: int, sequence: NDArray[np.int64], where: str) -> None:
         start = self._sequence[channel] + 1
-        if not (sequence == np.arange(start, start + len(sequence)) % (1 << 32)).all():
+        expected = np.arange(start, start + len(sequence)) & 0xFFFFFFFF
+        if np.count_nonzero(sequence != expected):
             self.find("sequence", f"{where}: channel {channel} goes on with {int(sequence[0])}, expected {start}")
         self._sequence[channel] += len(sequence)
 
-    def _frames(self, chunk: OpenChunk, data: memoryview, where: str) -> None:
+    def _frames(self, chunk: OpenChunk, channel_ids: Sequence[int], where: str) -> None:
         """Camera frames: a chunk starts with an IDR of each camera; with `deep`, each is checked NAL by NAL."""
-        seen: set[int] = set()
-        cameras = {c for c in np.unique(chunk.channel).tolist() if self._is_video(c)}
-        if not cameras:
-            return
-        for offset, end, channel in zip(chunk.offset.tolist(), chunk.end.tolist(), chunk.channel.tolist(), strict=True):
-            if channel not in cameras or (channel in seen and not self._deep):
-                continue
-            if channel not in self._channels:
+        for channel in channel_ids:
+            if not self._is_video(channel):
                 continue
             topic = self._channels[channel][1]
-            packet, codec = video_bytes(data[offset + wire.MESSAGE_HEAD.size : end])
-            if codec != "h264":
-                self.find("video", f"{where}: {topic} holds {codec}")
-                continue
-            if channel not in seen and not self.report.live and not first_slice_is_idr(packet):
-                self.find("video", f"{where}: the first frame of {topic} is no IDR")
-            seen.add(channel)
-            if self._deep:
+            mine = chunk.of(channel)
+            offsets, ends = chunk.offset[mine], chunk.end[mine]
+            first = True
+            for i in range(len(offsets)):
+                packet, codec = video_bytes(chunk.data[int(offsets[i]) + wire.MESSAGE_HEAD.size : int(ends[i])])
+                if codec != "h264":
+                    self.find("video", f"{where}: {topic} holds {codec}")
+                    continue
+                if first and not self.report.live and not first_slice_is_idr(packet):
+                    self.find("video", f"{where}: the first frame of {topic} is no IDR")
+                first = False
+                if not self._deep:
+                    break
                 check_packet(bytes(packet), where=f"{where}: {topic}")
 
     def _is_video(self, channel: int) -> bool:
@@ -293,9 +298,14 @@ class _Verifier:
             return
         chunk.index_offsets[channel] = record.offset
         chunk.index_length += len(record.data)
-        table = np.frombuffer(pairs, "<u8").reshape(-1, 2)
-        listed = sorted((int(t), int(o)) for t, o in table.tolist())
-        if chunk.starts is None or listed != sorted(chunk.starts.pop(channel, [])):
+        table = np.frombuffer(pairs, "<i8").reshape(-1, 2)
+        times, offsets = chunk.starts.pop(channel, (_NONE, _NONE))
+        if len(times) == len(table) and not (
+            np.count_nonzero(table[:, 0] != times) or np.count_nonzero(table[:, 1] != offsets)
+        ):
+            return
+        # the order of a message index is free
+        if sorted(map(tuple, table.tolist())) != sorted(zip(times.tolist(), offsets.tolist(), strict=True)):
             self.find("message_index", f"message index at {record.offset}: not the messages of its chunk")
 
     def _attachment(self, record: Record) -> None:
