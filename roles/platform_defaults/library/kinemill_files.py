@@ -104,7 +104,7 @@ def bring_folder(one: dict[str, Any], *, dry: bool) -> bool:
         return False
     if not dry:
         if found is None:
-            Path(path).mkdir(0o700)
+            Path(path).mkdir(0o700, exist_ok=True)  # another node may make a shared folder at the same time
         os.chown(path, wanted[1], wanted[2])
         Path(path).chmod(wanted[0])
     return True

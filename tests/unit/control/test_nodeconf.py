@@ -15,6 +15,7 @@ DBD = "AuthType=auth/munge\nDbdHost=ctl\nStorageType=accounting_storage/mysql\nS
 
 def test_sound_files_are_read() -> None:
     assert nodeconf.parse_limits("* soft memlock unlimited\n")[0][2] == "memlock"
+    assert nodeconf.parse_unit("[Unit]\nRequiresMountsFor=/shared/a\n")["RequiresMountsFor"] == "/shared/a"
     assert nodeconf.parse_sysctl("# a\nvm.swappiness = 1\n") == {"vm.swappiness": "1"}
     assert nodeconf.parse_sshd("PasswordAuthentication no\n") == {"PasswordAuthentication": "no"}
     assert nodeconf.parse_mariadb("[mariadbd]\nskip-networking\nx = 1\n")["x"] == "1"
@@ -32,6 +33,7 @@ def test_sound_files_are_read() -> None:
         (nodeconf.parse_sshd, "Match User x\n", "not 'Keyword value'"),
         (nodeconf.parse_mariadb, "[mariadbd]\nx = 1\n", "listen on the network"),
         (nodeconf.parse_mariadb, "[mysqld]\nskip-networking\n", "mariadbd"),
+        (nodeconf.parse_unit, "[Unit]\nRequiresMountsFor=shared\n", "no absolute path"),
         (nodeconf.parse_mount, "[Mount]\nWhat=a:/b\n", "lacks Where, Type"),
         (slurmconf.parse_slurmdbd, DBD + "DbdHost=other\n", "once"),
         (slurmconf.parse_slurmdbd, "AuthType=auth/munge\n", "lacks"),

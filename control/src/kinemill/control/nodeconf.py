@@ -16,6 +16,7 @@ __all__ = [
     "parse_preferences",
     "parse_sshd",
     "parse_sysctl",
+    "parse_unit",
 ]
 
 _LIMITS = {
@@ -102,6 +103,19 @@ def parse_mount(text: str) -> Mapping[str, str | None]:
     lacking = [name for name in ("What", "Where", "Type") if not section.get(name)]
     if lacking:
         raise ConfigError(f"mount unit: lacks {', '.join(lacking)}")
+    return section
+
+
+def parse_unit(text: str) -> Mapping[str, str | None]:
+    """Read the unit section of a systemd unit or drop-in.
+
+    Raises:
+        ConfigError: It cannot be read, or asks for the mount of what is no absolute path.
+    """
+    section = _ini(text, "unit", "Unit", bare=False)
+    place = section.get("RequiresMountsFor")
+    if place is not None and not place.startswith("/"):
+        raise ConfigError(f"unit: RequiresMountsFor={place} is no absolute path")
     return section
 
 
