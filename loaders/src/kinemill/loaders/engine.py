@@ -123,7 +123,7 @@ class _Pending:
 
     row: ManifestRow
     plan: SamplePlan | None = None
-    blobs: list[Future[memoryview]] = field(default_factory=list)
+    blobs: list[Future[memoryview] | memoryview] = field(default_factory=list)
     error: KinemillError | None = None
 
 
@@ -174,7 +174,7 @@ class Engine:
         ]
         self._seed = seed
         self._window = -(-max(1, settings.prefetch) // unit) * unit
-        self._episodes: OrderedDict[tuple[int, int], tuple[EpisodeReader, Grid]] = OrderedDict()
+        self._episodes: OrderedDict[tuple[int, int], tuple[ManifestRow, EpisodeReader, Grid]] = OrderedDict()
         self._ranges = _Ranges(settings.cache_mib << 20)
         lanes = max(2, 2 * settings.prefetch)
         self._pool = ThreadPoolExecutor(lanes, thread_name_prefix="fetch") if settings.prefetch else None
@@ -183,12 +183,8 @@ class Engine:
 
     # ---- episodes
 
-    def _episode(self, source: int, row_number: int, row: ManifestRow) -> tuple[EpisodeReader, Grid]:
-        place = (source, row_number)
-        found = self._episodes.get(place)
-        if found is not None:
-            self._episodes.move_to_end(place)
-            return found
+    def _opened(self, source: int, row_number: int, row: ManifestRow) -> tuple[ManifestRow, EpisodeReader, Grid]:
+        """Reader and anchors of an episode that is not at hand."""
         key = row.key
         packed = row.layout
         if packed is None:
@@ -204,7 +200,7 @@ class Engine:
             layout, frames=row.frames, fps=row.fps, anchor_hz=self._anchor_hz, duration_ns=row.duration_ns, where=key
         )
         reader = EpisodeReader(self.store, key, layout, decoder=self._decoder, pixel_format=self._pixel_format)
-        found = self._episodes[place] = (reader, grid)
+        found = self._episodes[source, row_number] = (row, reader, grid)
         while len(self._episodes) > EPISODES_KEPT:
             self._episodes.popitem(last=False)
         return found
@@ -230,20 +226,19 @@ class Engine:
         self._ranges.put(key, start, data)
         return memoryview(data)
 
-    def _request(self, key: str, start: int, length: int) -> Future[memoryview]:
-        """The bytes, from what is held or by one request."""
+    def _request(self, key: str, start: int, length: int) -> Future[memoryview] | memoryview:
+        """The bytes, from what is held or by one request; without threads at once."""
         held = self._ranges.get(key, start, length)
-        done: Future[memoryview] = Future()
         if held is not None:
-            done.set_result(held)
-        elif self._pool is not None:
+            return held
+        if self._pool is not None:
             return self._pool.submit(self._get, key, start, length)
-        else:
-            try:
-                done.set_result(self._get(key, start, length))
-            except KinemillError as exc:
-                done.set_exception(exc)
-        return done
+        try:
+            return self._get(key, start, length)
+        except KinemillError as exc:
+            failed: Future[memoryview] = Future()
+            failed.set_exception(exc)
+            return failed
 
     # ---- samples
 
@@ -252,10 +247,16 @@ class Engine:
         began = time.perf_counter()
         out = []
         for job in jobs:
-            row = self._row_of(job.source, job.row)
+            place = (job.source, job.row)
+            found = self._episodes.get(place)
+            if found is None:
+                row = self._row_of(*place)
+            else:
+                row = found[0]
+                self._episodes.move_to_end(place)
             pending = _Pending(row)
             try:
-                reader, grid = self._episode(job.source, job.row, row)
+                _, reader, grid = found or self._opened(*place, row)
                 if job.step >= grid.steps:
                     raise CorruptError(f"{row.key}: step {job.step} of {grid.steps}; rebuild the manifest")
                 pending.plan = plan_sample(reader, grid, self.fields, job.step)
@@ -273,7 +274,7 @@ class Engine:
         for one in pendings:
             if one.plan is not None:
                 by_key.setdefault(one.plan.reader.key, []).extend(one.plan.ranges)
-        merged: dict[str, list[tuple[int, int, Future[memoryview]]]] = {}
+        merged: dict[str, list[tuple[int, int, Future[memoryview] | memoryview]]] = {}
         for key, ranges in by_key.items():
             runs: list[list[int]] = []
             for start, length in sorted(ranges):
@@ -346,7 +347,7 @@ class Engine:
             if pending.error is not None or plan is None:
                 raise pending.error or CorruptError(f"{row.key}: not planned")
             waited = time.perf_counter()
-            blobs = [blob.result() for blob in pending.blobs]
+            blobs = [blob.result() if isinstance(blob, Future) else blob for blob in pending.blobs]
             waited = time.perf_counter() - waited
             self.counts.groups[len(blobs)] += 1
             began = time.perf_counter()
@@ -407,19 +408,19 @@ class Engine:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _part(future: Future[memoryview], start: int, length: int) -> Future[memoryview]:
+def _part(whole: Future[memoryview] | memoryview, start: int, length: int) -> Future[memoryview] | memoryview:
     """A piece of a merged range."""
-    if future.done() and not start and future.exception() is None and len(future.result()) == length:
-        return future
+    if isinstance(whole, memoryview):
+        return whole[start : start + length]
     out: Future[memoryview] = Future()
 
-    def ready(whole: Future[memoryview]) -> None:
-        if whole.cancelled():
+    def ready(done: Future[memoryview]) -> None:
+        if done.cancelled():
             out.cancel()
-        elif (error := whole.exception()) is not None:
+        elif (error := done.exception()) is not None:
             out.set_exception(error)
         else:
-            out.set_result(whole.result()[start : start + length])
+            out.set_result(done.result()[start : start + length])
 
-    future.add_done_callback(ready)
+    whole.add_done_callback(ready)
     return out

@@ -9,6 +9,7 @@ falls, so jitter shifts nothing.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ class Grid:
     period_ns: int
     t_first_ns: int
     where: dict[str, tuple[GroupLayout, int]]
+    asks: dict[str, _Ask] = field(default_factory=dict)
     _ends: dict[str, Times] = field(default_factory=dict)
     _same: dict[str, bool] = field(default_factory=dict)
 
@@ -176,11 +178,19 @@ def _by_time(one: Field, moments: tuple[int, ...]) -> Window:
     return Window.at(one.topic, [t + slack for t in moments], tolerance_ns=one.tolerance_ns + slack, name=one.key)
 
 
-def _run_of(numbers: tuple[int, ...]) -> tuple[int, int, int]:
-    """(first, count, stride) of the evenly spaced run that holds all of `numbers`."""
+@functools.lru_cache(maxsize=256)
+def _run_of(numbers: tuple[int, ...]) -> tuple[int, int, int, tuple[int, ...] | None, int | None]:
+    """The evenly spaced run that holds all of `numbers`.
+
+    Returns:
+        Its first, count and stride; which of it are wanted (None: each, in order); which is the anchor's own (None:
+        none).
+    """
     low, high = min(numbers), max(numbers)
     stride = math.gcd(*(number - low for number in numbers)) or 1
-    return low, (high - low) // stride + 1, stride
+    count = (high - low) // stride + 1
+    picks = tuple((number - low) // stride for number in numbers)
+    return low, count, stride, None if picks == tuple(range(count)) else picks, -low // stride if 0 in numbers else None
 
 
 def in_place(sample: SamplePlan, slots: Slots, pixels: str) -> dict[str, npt.NDArray[np.uint8]]:
@@ -253,12 +263,12 @@ def plan_sample(reader: EpisodeReader, grid: Grid, fields: tuple[Field, ...], st
             continue
         numbers = one.window.steps or ()
         if one.video and grid.reference is not None and grid.in_step(one.topic):
-            low, count, stride = _run_of(numbers)
+            low, count, stride, picks, at_anchor = _run_of(numbers)
             windows.append(Window.steps(one.topic, step + low, count, stride=stride, name=one.key))
-            picks = tuple((number - low) // stride for number in numbers)
-            whole = picks == tuple(range(count))
-            at_anchor = -low // stride if 0 in numbers else None
-            asks.append(_Ask(one, one.key, at_anchor=at_anchor, picks=None if whole else picks))
+            ask = grid.asks.get(one.key)
+            if ask is None:  # the same for every step of the episode
+                ask = grid.asks[one.key] = _Ask(one, one.key, at_anchor=at_anchor, picks=picks)
+            asks.append(ask)
         elif one.video or place[0].counts is None or not place[0].in_order:
             period = one.period_ns or grid.period_ns
             wanted = tuple(anchor + number * period for number in numbers)
@@ -328,12 +338,26 @@ def fill(sample: SamplePlan, answers: dict[str, Any], slots: Slots, resized: Any
     return anchor
 
 
+_NO_PAD = np.zeros((), np.bool_)
+
+
+@functools.lru_cache(maxsize=256)
+def _numbers(steps: tuple[int, ...]) -> tuple[npt.NDArray[np.int64], int, int, bool]:
+    """(steps, lowest, highest, whether they are consecutive and rising)."""
+    low = min(steps)
+    return np.asarray(steps, np.int64), low, max(steps), steps == tuple(range(low, low + len(steps)))
+
+
 def _cut(
     sample: SamplePlan, ask: _Ask, anchor: int, t_ns: Times, data: npt.NDArray[Any]
 ) -> tuple[Times, npt.NDArray[Any], npt.NDArray[np.bool_]]:
     """The wanted steps out of a run of rows, counted from the anchor's own row."""
     first = ask.first
-    numbers = np.asarray(ask.field.window.steps, np.int64)
+    numbers, low_step, high_step, run = _numbers(ask.field.window.steps or ())
+    at = int(t_ns.searchsorted(anchor, side="right")) - 1
+    start, stop = at + low_step, at + high_step + 1
+    if run and at >= 0 and start >= 0 and stop <= len(t_ns) and (at < len(t_ns) - 1 or first + len(t_ns) == ask.total):
+        return t_ns[start:stop], data[start:stop], _NO_PAD  # all there, in a row: most samples
     for _ in range(2):
         at = int(np.searchsorted(t_ns, anchor, side="right")) - 1
         wanted = first + at + numbers
