@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from kinemill.contracts.episode import TopicKind
 from kinemill.errors import UsageError
 
-__all__ = ["DEFAULT_GROUPS", "PROFILES", "Profile", "TopicSpec", "group_of", "profile_of"]
+__all__ = ["DEFAULT_GROUPS", "PROFILES", "Profile", "TopicSpec", "codec_of", "group_of", "profile_of"]
 
 NS = 1_000_000_000
 
@@ -89,6 +89,15 @@ class TopicSpec:
 def group_of(spec: TopicSpec) -> str:
     """The group that `spec` lies in."""
     return spec.group or DEFAULT_GROUPS[spec.kind]
+
+
+def codec_of(spec: TopicSpec) -> str | None:
+    """How its messages hold pictures: h264, 16UC1; None for all else."""
+    if spec.kind is TopicKind.VIDEO:
+        return "h264"
+    if spec.kind is TopicKind.DEPTH and spec.schema is None:
+        return "16UC1"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,13 @@ a file in order.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self
@@ -23,18 +22,17 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self
 import numpy as np
 
 from kinemill import records
-from kinemill.contracts.episode import ChunkTable, GopTable, GroupReceipt, Receipt, TopicKind, TopicReceipt
-from kinemill.episode import wire
-from kinemill.episode.checksum import crc32
+from kinemill.contracts.episode import Receipt, TopicKind
 from kinemill.episode.chunks import BuiltChunk
-from kinemill.episode.groups import SpanGroup, VideoGroup
+from kinemill.episode.container import Container
+from kinemill.episode.drafting import draft_receipt
 from kinemill.episode.h264 import PacketInfo, check_packet
-from kinemill.episode.hashing import StreamHash
 from kinemill.episode.index import index_attachment
-from kinemill.episode.layout import run_lengths
 from kinemill.episode.messages import audio_message, depth_message, event_message, points_message, text_message
-from kinemill.episode.schemas import JOINT_STATE, VIDEO, SchemaText, schema_for
+from kinemill.episode.schemas import VIDEO, schema_for
+from kinemill.episode.span_group import SpanGroup
 from kinemill.episode.topics import NS, Profile, TopicSpec, group_of, profile_of
+from kinemill.episode.video_group import VideoGroup
 from kinemill.errors import StateError, UsageError
 
 if TYPE_CHECKING:
@@ -42,9 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeWriter", "writer_name"]
 
-ALIGN_FROM: Final = 4 << 20
-"""Chunks of this size and more start on `ALIGN_TO` boundaries: a cache page then holds no second chunk's edge."""
-ALIGN_TO: Final = 1 << 20
 LIVE_CUT_NS: Final = NS
 _SPOOL_MEMORY: Final = 4 << 20
 _PUMP_NS: Final = NS // 10
@@ -58,39 +53,6 @@ def writer_name() -> str:
         return f"kinemill {version('kinemill-core')}"
     except PackageNotFoundError:
         return "kinemill"
-
-
-class _Out:
-    """The file: counts, hashes, and never seeks."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self.at = 0
-        self.hash = StreamHash()
-
-    def write(self, data: bytes) -> None:
-        written = self._stream.write(data)
-        if written is not None and written != len(data):
-            raise StateError(f"the sink took {written} of {len(data)} bytes")
-        self.hash.update(data)
-        self.at += len(data)
-
-
-@dataclass(slots=True)
-class _Placed:
-    """One group's chunks once they lie in the file."""
-
-    offset: list[int] = field(default_factory=list)
-    length: list[int] = field(default_factory=list)
-    t_first: list[int] = field(default_factory=list)
-    t_last: list[int] = field(default_factory=list)
-    crc: list[int] = field(default_factory=list)
-    counts: list[tuple[int, ...]] = field(default_factory=list)
-    index: list[tuple[tuple[tuple[int, int], ...], int, bytes, int, int]] = field(default_factory=list)
-    """index_at, bytes of the indexes, compression, data size, raw size"""
-    gops: list[tuple[int, int, int]] = field(default_factory=list)
-    skew_ns: int = 0
-    end: int = 0
 
 
 class EpisodeWriter:
@@ -138,15 +100,12 @@ class EpisodeWriter:
             raise UsageError(f"{len(self._specs)} topics; MCAP numbers channels with 16 bits")
         self._schemas = [schema_for(s) for s in self._specs]
         self._make_groups()
-        self._messages: Counter[str] = Counter()
         self._sizes: dict[str, tuple[int, int]] = {}
         self._attachments: list[tuple[str, str, bytes, int]] = []
         self._described: list[tuple[str, dict[str, str]]] = []
-        self._metadata_index: list[bytes] = []
         self._counts: Counter[str] = Counter()
-        self._pumped: dict[str, tuple[int, int]] = {}
+        self._pumped = dict.fromkeys(self._groups, (-_PUMP_NS, 0))
         self._state = "new"
-        self._dirty = 0
         self._stream: IO[bytes]
         self._path: Path | None = None
         self._temporary: Path | None = None
@@ -156,10 +115,9 @@ class EpisodeWriter:
             self._stream = self._temporary.open("xb")
         else:
             self._stream = sink
-        self._out = _Out(self._stream)
+        self._out = Container(self._stream, self._specs, self._schemas, list(self._groups))
         self._spools: dict[str, IO[bytes]] = {}
         self._spooled: dict[str, list[BuiltChunk]] = {name: [] for name in self._groups}
-        self._placed: dict[str, _Placed] = {name: _Placed() for name in self._groups}
         self._streaming = next(iter(self._groups), None)
 
     def _make_groups(self) -> None:
@@ -222,7 +180,7 @@ class EpisodeWriter:
             group.message(at, t_ns, payload)
         else:
             raise UsageError(f"topic {topic} is of kind {spec.kind.value}: it takes no images")
-        self._wrote(group, topic, t_ns, 1)
+        self._wrote(group, t_ns, 1)
 
     def packet(self, topic: str, t_ns: int, annexb: bytes, *, checked: PacketInfo | None = None) -> None:
         """One H.264 access unit, stored as it is if it meets the format's rules.
@@ -250,7 +208,7 @@ class EpisodeWriter:
             if self._sizes.setdefault(topic, size) != size or expected != size:
                 raise UsageError(f"topic {topic} at {t_ns} ns: pictures of {size} in a stream of {expected}")
         group.packet(at, t_ns, data, idr=info.idr)
-        self._wrote(group, topic, t_ns, 1)
+        self._wrote(group, t_ns, 1)
 
     def rows(self, topic: str, t_ns: ArrayLike, values: ArrayLike) -> None:
         """One row or many of a state topic.
@@ -272,7 +230,7 @@ class EpisodeWriter:
         if not isinstance(group, SpanGroup):
             raise UsageError(f"topic {topic} is of kind {group.specs[at].kind.value}: it takes no rows")
         group.rows(at, times.copy(), table.copy())
-        self._wrote(group, topic, int(times.max()), len(times))
+        self._wrote(group, int(times.max()), len(times))
 
     def message(self, topic: str, t_ns: int, payload: bytes) -> None:
         """One message as it is, for a topic that names its own `schema` and `encoding`."""
@@ -283,7 +241,7 @@ class EpisodeWriter:
         if group.specs[at].schema is None:
             raise UsageError(f"topic {topic}: .message needs a TopicSpec with `schema` and `encoding`")
         group.message(at, t_ns, bytes(payload))
-        self._wrote(group, topic, t_ns, 1)
+        self._wrote(group, t_ns, 1)
 
     def audio(self, topic: str, t_ns: int, samples: ArrayLike, sample_rate: int) -> None:
         """A block of PCM, int16 [n] or [n, channels]; `t_ns` is that of its first sample."""
@@ -308,7 +266,7 @@ class EpisodeWriter:
         if spec.kind is not kind or spec.schema is not None or not isinstance(group, SpanGroup):
             raise UsageError(f"topic {topic} is of kind {spec.kind.value}, with schema {spec.schema}: not {kind.value}")
         group.message(at, int(t_ns), make(spec))
-        self._wrote(group, topic, int(t_ns), 1)
+        self._wrote(group, int(t_ns), 1)
 
     def attach(self, name: str, media_type: str, data: bytes, *, t_ns: int = 0) -> None:
         """Keep a file with the episode: a calibration, a URDF. Written at the end, with its own CRC."""
@@ -330,9 +288,8 @@ class EpisodeWriter:
 
     # -- output
 
-    def _wrote(self, group: VideoGroup | SpanGroup, topic: str, t_ns: int, n: int) -> None:
-        self._messages[topic] += n
-        newest, items = self._pumped.get(group.name, (-_PUMP_NS, 0))
+    def _wrote(self, group: VideoGroup | SpanGroup, t_ns: int, n: int) -> None:
+        newest, items = self._pumped[group.name]
         if t_ns - newest < _PUMP_NS and items < _PUMP_ITEMS:
             self._pumped[group.name] = (newest, items + n)
             return
@@ -342,58 +299,16 @@ class EpisodeWriter:
     def _pump(self, group: VideoGroup | SpanGroup, *, final: bool) -> None:
         for chunk in group.chunks(final=final):
             if self.live or group.name == self._streaming:
-                self._place(group.name, chunk, (chunk.head, chunk.data), chunk.index)
+                self._out.place(group.name, chunk, (chunk.head, chunk.data), chunk.index)
             else:
                 self._spool(group.name, chunk)
         if self.live and not final:
-            self._sync_live()
-
-    def _sync_live(self) -> None:
-        if self._out.at == self._dirty:
-            return
-        self._dirty = self._out.at
-        self._stream.flush()
-        with contextlib.suppress(AttributeError, OSError):  # a stream that is no file has nothing to sync
-            os.fdatasync(self._stream.fileno())
+            self._out.sync()
 
     def _begin(self) -> None:
         self._state = "open"
-        out = self._out
-        out.write(wire.MAGIC)
-        out.write(wire.record(wire.Op.HEADER, wire.string("") + wire.string(writer_name())))
-        for body in self._schema_and_channel_records():
-            out.write(body)
-        self._write_metadata("tg.layout", self._layout_items())
-
-    def _schema_and_channel_records(self) -> list[bytes]:
-        ids: dict[SchemaText, int] = {}
-        schemas, channels = [], []
-        for i, (spec, schema) in enumerate(zip(self._specs, self._schemas, strict=True)):
-            key = schema
-            if key not in ids and (schema.name or schema.data):
-                ids[key] = len(ids) + 1
-                body = struct.pack("<H", ids[key]) + wire.string(schema.name) + wire.string(schema.encoding)
-                body += struct.pack("<I", len(schema.data)) + schema.data
-                schemas.append(wire.record(wire.Op.SCHEMA, body))
-            known = {
-                "tg.group": group_of(spec),
-                "tg.kind": spec.kind.value,
-                "rate_hz": "" if spec.rate_hz is None else f"{spec.rate_hz:g}",
-                "units": spec.units or "",
-                "codec": _codec(spec) or "",
-            }
-            body = struct.pack("<HH", i + 1, ids.get(key, 0)) + wire.string(spec.topic)
-            body += wire.string(schema.message_encoding)
-            body += wire.string_map({**spec.metadata, **{k: v for k, v in known.items() if v}})
-            channels.append(wire.record(wire.Op.CHANNEL, body))
-        self._head_records = (len(schemas), schemas, channels)
-        return schemas + channels
-
-    def _write_metadata(self, name: str, items: Mapping[str, str]) -> None:
-        whole = wire.record(wire.Op.METADATA, wire.string(name) + wire.string_map(items))
-        entry = struct.pack("<QQ", self._out.at, len(whole)) + wire.string(name)
-        self._metadata_index.append(wire.record(wire.Op.METADATA_INDEX, entry))
-        self._out.write(whole)
+        self._out.head(writer_name())
+        self._out.metadata("tg.layout", self._layout_items())
 
     def _layout_items(self) -> dict[str, str]:
         profile = self.profile
@@ -410,27 +325,6 @@ class EpisodeWriter:
             "encoder": f"libx264 preset={profile.preset} tune={profile.tune} crf={profile.crf:g}",
             "groups": records.dumps({g.name: [s.topic for s in g.specs] for g in self._groups.values()}),
         }
-
-    def _place(self, name: str, chunk: BuiltChunk, record: tuple[bytes, ...], index: bytes) -> None:
-        out = self._out
-        length = sum(len(part) for part in record)
-        if length >= ALIGN_FROM and (gap := -out.at % ALIGN_TO):
-            out.write(wire.padding(gap if gap >= wire.RECORD_HEAD.size else gap + ALIGN_TO))
-        placed = self._placed[name]
-        number = len(placed.offset)
-        placed.offset.append(out.at)
-        placed.length.append(length)
-        placed.t_first.append(chunk.t_first_ns)
-        placed.t_last.append(chunk.t_last_ns)
-        placed.crc.append(chunk.crc)
-        placed.counts.append(chunk.counts)
-        placed.index.append((chunk.index_at, len(index), chunk.compression, chunk.data_size, chunk.raw_size))
-        placed.skew_ns = max(placed.skew_ns, chunk.skew_ns)
-        placed.gops += [(number, t, n) for t, n in chunk.gops]
-        for part in record:
-            out.write(part)
-        out.write(index)
-        placed.end = out.at
 
     def _spool(self, name: str, chunk: BuiltChunk) -> None:
         spool = self._spools.get(name)
@@ -452,7 +346,7 @@ class EpisodeWriter:
                 spool.seek(0)
                 for chunk in self._spooled[name]:
                     record_size, index_size = struct.unpack("<QQ", chunk.index)
-                    self._place(name, chunk, (spool.read(record_size),), spool.read(index_size))
+                    self._out.place(name, chunk, (spool.read(record_size),), spool.read(index_size))
             self._spooled[name].clear()
 
     # -- the end
@@ -484,14 +378,26 @@ class EpisodeWriter:
         self._append_spools()
         for group in self._groups.values():
             self._counts.update(group.counts)
-        for name, items in self._described:
-            self._write_metadata(name, items)
-        draft = self._draft()
-        attachments = [*self._attachments, ("tg.index", "application/x-kinemill-index", index_attachment(draft), 0)]
-        attachment_index = [self._write_attachment(*a) for a in attachments]
         out = self._out
-        out.write(wire.record(wire.Op.DATA_END, struct.pack("<I", out.hash.crc())))
-        self._write_summary(draft, attachment_index)
+        for name, items in self._described:
+            out.metadata(name, items)
+        draft = draft_receipt(
+            self.episode_id,
+            self.profile,
+            specs=self._specs,
+            schemas=self._schemas,
+            groups=self._groups,
+            placed=out.placed,
+            sizes=self._sizes,
+            counts=self._counts,
+            live=self.live,
+            writer=writer_name(),
+        )
+        for attachment in self._attachments:
+            out.attachment(*attachment)
+        out.attachment("tg.index", "application/x-kinemill-index", index_attachment(draft), 0)
+        totals = [(t.channel_id, t.messages) for g in draft.groups for t in g.topics if t.messages]
+        sha256 = out.end(totals, draft.t_first_ns, draft.t_last_ns)
         self._stream.flush()
         if self._temporary is not None and self._path is not None:
             os.fsync(self._stream.fileno())
@@ -499,149 +405,8 @@ class EpisodeWriter:
             self._temporary.rename(self._path)
             _fsync_folder(self._path.parent)
         self._state = "closed"
-        self.receipt = replace(draft, size_bytes=out.at, sha256=out.hash.hexdigest())
+        self.receipt = replace(draft, size_bytes=out.at, sha256=sha256)
         return self.receipt
-
-    def _write_attachment(self, name: str, media_type: str, data: bytes, t_ns: int) -> bytes:
-        body = struct.pack("<QQ", t_ns, t_ns) + wire.string(name) + wire.string(media_type)
-        body += struct.pack("<Q", len(data)) + data
-        whole = wire.record(wire.Op.ATTACHMENT, body + struct.pack("<I", crc32(body)))
-        at = self._out.at
-        self._out.write(whole)
-        entry = struct.pack("<QQQQQ", at, len(whole), t_ns, t_ns, len(data)) + wire.string(name)
-        return wire.record(wire.Op.ATTACHMENT_INDEX, entry + wire.string(media_type))
-
-    def _draft(self) -> Receipt:
-        """The receipt without size and sha256, which are only known at the very end."""
-        groups = []
-        channel = {s.topic: i + 1 for i, s in enumerate(self._specs)}
-        schema = {s.topic: self._schemas[i] for i, s in enumerate(self._specs)}
-        for name, group in self._groups.items():
-            placed = self._placed[name]
-            counts = np.array(placed.counts, np.int64).reshape(-1, len(group.specs)).T
-            totals = counts.sum(axis=1).tolist()
-            topics = []
-            for spec, total in zip(group.specs, totals, strict=True):
-                size = self._size_of(group, spec)
-                topics.append(
-                    TopicReceipt(
-                        spec.topic,
-                        spec.kind,
-                        channel[spec.topic],
-                        schema[spec.topic].name,
-                        schema[spec.topic].message_encoding,
-                        int(total),
-                        None if spec.rate_hz is None else float(spec.rate_hz),
-                        _codec(spec),
-                        *size,
-                        spec.names,
-                        spec.units,
-                        spec.fields if spec.names and schema[spec.topic].name == JOINT_STATE else (),
-                    )
-                )
-            table = ChunkTable(
-                tuple(placed.offset),
-                tuple(placed.length),
-                tuple(placed.t_first),
-                tuple(placed.t_last),
-                tuple(sum(c) for c in placed.counts),
-                tuple(placed.crc),
-                tuple(run_lengths(row) for row in counts),
-            )
-            several = isinstance(group, VideoGroup) and (self.live or len(placed.gops) != len(placed.offset))
-            gops = None
-            if several:
-                gops = GopTable(*(tuple(g[i] for g in placed.gops) for i in range(3)))
-            groups.append(
-                GroupReceipt(
-                    name,
-                    tuple(topics),
-                    placed.offset[0] if placed.offset else 0,
-                    placed.end - placed.offset[0] if placed.offset else 0,
-                    int(sum(totals)),
-                    min(placed.t_first, default=0),
-                    max(placed.t_last, default=0),
-                    table,
-                    gops,
-                    group.late,
-                    placed.skew_ns,
-                )
-            )
-        filled = [g for g in groups if g.messages]
-        return Receipt(
-            self.episode_id,
-            self.profile.name,
-            0,
-            "",
-            min((g.t_first_ns for g in filled), default=0),
-            max((g.t_last_ns for g in filled), default=0),
-            tuple(groups),
-            self.profile.gop_frames if any(isinstance(g, VideoGroup) for g in self._groups.values()) else None,
-            tuple(s.topic for s in self._specs if not self._messages[s.topic]),
-            {k: v for k, v in sorted(self._counts.items()) if v},
-            writer_name(),
-        )
-
-    def _size_of(self, group: VideoGroup | SpanGroup, spec: TopicSpec) -> tuple[int | None, int | None]:
-        if isinstance(group, VideoGroup):
-            size = group.size_of(spec.topic) or self._sizes.get(spec.topic)
-        else:
-            size = self._sizes.get(spec.topic)
-        return size if size is not None else (spec.width, spec.height)
-
-    def _write_summary(self, draft: Receipt, attachment_index: list[bytes]) -> None:
-        _, schemas, channels = self._head_records
-        chunk_indexes = []
-        for name in self._groups:
-            placed = self._placed[name]
-            for i in range(len(placed.offset)):
-                index_at, index_size, compression, data_size, raw_size = placed.index[i]
-                base = placed.offset[i] + placed.length[i]
-                absolute = tuple((channel, base + at) for channel, at in index_at)
-                chunk_indexes.append(
-                    wire.chunk_index(
-                        placed.t_first[i],
-                        placed.t_last[i],
-                        offset=placed.offset[i],
-                        length=placed.length[i],
-                        index_offsets=absolute,
-                        index_length=index_size,
-                        compression=compression,
-                        data_size=data_size,
-                        raw_size=raw_size,
-                    )
-                )
-        totals = [(t.channel_id, t.messages) for g in draft.groups for t in g.topics if t.messages]
-        statistics = struct.pack(
-            "<QHIIIIQQI",
-            sum(n for _, n in totals),
-            len(schemas),
-            len(channels),
-            len(attachment_index),
-            len(self._metadata_index),
-            len(chunk_indexes),
-            draft.t_first_ns,
-            draft.t_last_ns,
-            10 * len(totals),
-        ) + b"".join(struct.pack("<HQ", *pair) for pair in sorted(totals))
-        sections = [
-            (wire.Op.SCHEMA, schemas),
-            (wire.Op.CHANNEL, channels),
-            (wire.Op.STATISTICS, [wire.record(wire.Op.STATISTICS, statistics)]),
-            (wire.Op.METADATA_INDEX, self._metadata_index),
-            (wire.Op.ATTACHMENT_INDEX, attachment_index),
-            (wire.Op.CHUNK_INDEX, chunk_indexes),
-        ]
-        start = at = self._out.at
-        body, offsets = [], []
-        for op, items in sections:
-            if items:
-                section = b"".join(items)
-                offsets.append(wire.record(wire.Op.SUMMARY_OFFSET, struct.pack("<BQQ", op, at, len(section))))
-                body.append(section)
-                at += len(section)
-        whole = b"".join(body + offsets) + wire.RECORD_HEAD.pack(wire.Op.FOOTER, 20) + struct.pack("<QQ", start, at)
-        self._out.write(whole + struct.pack("<I", crc32(whole)) + wire.MAGIC)
 
     def abort(self) -> None:
         """Give up: stop threads, remove temporary files. Nothing stands under the path."""
@@ -653,7 +418,7 @@ class EpisodeWriter:
         for spool in self._spools.values():
             spool.close()
         self._spools.clear()
-        self._out.hash.stop()
+        self._out.stop()
         if self._temporary is not None:
             self._stream.close()
             self._temporary.unlink(missing_ok=True)
@@ -666,14 +431,6 @@ class EpisodeWriter:
             self.close()
         else:
             self.abort()
-
-
-def _codec(spec: TopicSpec) -> str | None:
-    if spec.kind is TopicKind.VIDEO:
-        return "h264"
-    if spec.kind is TopicKind.DEPTH and spec.schema is None:
-        return "16UC1"
-    return None
 
 
 def _fsync_folder(folder: Path) -> None:
