@@ -17,14 +17,12 @@ import content as c
 import numpy as np
 from serve import serve
 
-from frame import pss_bytes
-
 CAMS = [f"/cam/{i}" for i in range(c.CAMERAS)]
 RENDITIONS = {"vla": ("vla", {}), "gop2": ("vla", {"gop_frames": 2}), "world": ("world", {})}
 
 
-def build(root: Path, episodes: int, seconds: int) -> None:
-    """All renditions of all episodes into a folder store, a manifest of each, and a stock MCAP of the `vla` packets."""
+def build(root: Path, episodes: int, seconds: int, *kinds: str) -> None:
+    """Renditions (default: all) of all episodes into a folder store, a manifest of each, and a stock MCAP of `vla`."""
     from kinemill.contracts import TopicKind
     from kinemill.episode import EpisodeWriter, Layout, TopicSpec, profile_of, publish
     from kinemill.store.files import FileStore
@@ -41,12 +39,13 @@ def build(root: Path, episodes: int, seconds: int) -> None:
     )
     specs.append(TopicSpec("/action", TopicKind.STATE, rate_hz=c.HZ, names=tuple(names)))
     told = {}
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in RENDITIONS}
+    wanted = {name: RENDITIONS[name] for name in kinds or RENDITIONS}
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
     for episode in range(episodes):
-        paths = {name: root / f"{name}-{episode}.mcap" for name in RENDITIONS}
+        paths = {name: root / f"{name}-{episode}.mcap" for name in wanted}
         writers = {}
         with contextlib.ExitStack() as stack:  # all renditions at once: a frame takes longer to make than to encode
-            for name, (base, overrides) in RENDITIONS.items():
+            for name, (base, overrides) in wanted.items():
                 writers[name] = stack.enter_context(
                     EpisodeWriter(
                         paths[name],
@@ -284,13 +283,16 @@ def main(folder: str) -> None:
         return sum(len(b["/action"]) for b in loader)
 
     def epochs(batch: int, steps: int) -> list[int]:
-        """PSS of this process, which does nothing else, after each step of a training loop over several epochs."""
+        """Memory of this process's own after each step of a training loop over several epochs; it does nothing else.
+
+        PSS would not do: its share of the libraries' pages moves with whoever else on the machine maps them.
+        """
         loader = dataset(root, "vla").loader(batch)
         seen: list[int] = []
         while len(seen) < steps:
             for held in loader:
                 assert held["valid"].all()
-                seen.append(pss_bytes())
+                seen.append(own_bytes())
                 if len(seen) == steps:
                     break
         return seen
@@ -382,6 +384,12 @@ def main(folder: str) -> None:
     )
 
 
+def own_bytes() -> int:
+    """Anonymous and shared-memory pages of this process."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+
+
 def sample_packets(data: Any, pick: int) -> list[tuple[list[bytes], int]]:
     """(packets from the keyframe on, which one is wanted) of each camera, through the reader's own halves."""
     return _chains(data, pick, 1)
@@ -425,7 +433,7 @@ def _chains(data: Any, pick: int, frames: int) -> list[tuple[list[bytes], int]]:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["build", target, episodes, seconds]:
-            build(Path(target), int(episodes), int(seconds))
+        case ["build", target, episodes, seconds, *kinds]:
+            build(Path(target), int(episodes), int(seconds), *kinds)
         case [source]:
             main(source)
