@@ -13,7 +13,7 @@ from kinemill.pipelines.warehouse.schema import CURRENT_SQL
 
 __all__ = ["CODE_VERSION", "chosen_sql", "condition", "literal"]
 
-CODE_VERSION = "1"
+CODE_VERSION = "2"
 """Part of a manifest's id: raised when the same spec and snapshot give other rows, another order or another file."""
 
 _HEX_DIGITS = 8
