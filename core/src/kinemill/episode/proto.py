@@ -36,8 +36,12 @@ def _seconds(seconds: int) -> bytes:
     return b"\x08" + varint(seconds) if seconds else b""
 
 
+@functools.lru_cache(maxsize=64)
 def timestamp(t_ns: int) -> bytes:
-    """`google.protobuf.Timestamp` as field 1; zero parts are left out, as proto3 does."""
+    """`google.protobuf.Timestamp` as field 1; zero parts are left out, as proto3 does.
+
+    Cameras of one tick share it, so the last ones are kept.
+    """
     seconds, n = divmod(t_ns, NS)
     if n >= 1 << 28:
         tail = bytes((16, n & 127 | 128, n >> 7 & 127 | 128, n >> 14 & 127 | 128, n >> 21 & 127 | 128, n >> 28))
@@ -49,6 +53,8 @@ def timestamp(t_ns: int) -> bytes:
 
 def video_prefix(t_ns: int, frame_id: bytes, size: int) -> bytes:
     """A CompressedVideo up to its data; `frame_id` is that whole field, ready made."""
+    if 1 << 14 <= size < 1 << 21:  # three bytes of length, as most frames have
+        return timestamp(t_ns) + frame_id + bytes((0x1A, size & 127 | 128, size >> 7 & 127 | 128, size >> 14))
     return timestamp(t_ns) + frame_id + b"\x1a" + varint(size)
 
 

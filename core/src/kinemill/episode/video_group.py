@@ -83,18 +83,17 @@ class _VideoChunks:
         pieces: list[bytes] = []
         entries: list[list[int]] = [[] for _ in self._channels]
         offset = 0
-        suffix = self._suffix
-        sequence = self._sequence
+        suffix, sequence, frame_id, channels = self._suffix, self._sequence, self._frame_id, self._channels
+        pack, prefix_of = wire.MESSAGE_HEAD.pack, proto.video_prefix
         for t_ns, camera, data, _ in packets:
-            prefix = proto.video_prefix(t_ns, self._frame_id[camera], len(data))
-            size = len(prefix) + len(data) + len(suffix)
-            head = wire.MESSAGE_HEAD.pack(
-                wire.Op.MESSAGE, 22 + size, self._channels[camera], sequence[camera] & 0xFFFFFFFF, t_ns, t_ns
-            )
-            sequence[camera] += 1
-            pieces += (head + prefix, data, suffix)
+            prefix = prefix_of(t_ns, frame_id[camera], len(data))
+            size = wire.MESSAGE_FIXED + len(prefix) + len(data) + len(suffix)
+            number = sequence[camera]
+            sequence[camera] = number + 1
+            head = pack(wire.Op.MESSAGE, size, channels[camera], number & 0xFFFFFFFF, t_ns, t_ns)
+            pieces += (head, prefix, data, suffix)
             entries[camera] += (t_ns, offset)
-            offset += 31 + size
+            offset += 9 + size
         times = [p[0] for p in packets]
         return build_chunk(
             pieces, entries, self._channels, t_first_ns=min(times), t_last_ns=max(times), compress=None, gops=gops
@@ -229,12 +228,15 @@ class VideoGroup:
             )
         heapq.heappush(self._heap, (t_ns, camera, next(self._arrival), data, idr))
 
-    def _released(self, *, final: bool) -> Iterator[tuple[int, int, bytes, bool]]:
+    def _released(self, *, final: bool) -> list[tuple[int, int, bytes, bool]]:
+        """Packets that lie behind the reorder window, in the order of time."""
         horizon = self._newest - self._profile.reorder_ns
-        while self._heap and (final or self._heap[0][0] <= horizon):
-            t_ns, camera, _, data, idr = heapq.heappop(self._heap)
+        heap, out = self._heap, []
+        while heap and (final or heap[0][0] <= horizon):
+            t_ns, camera, _, data, idr = heapq.heappop(heap)
             self._heap_bytes -= len(data)
-            yield t_ns, camera, data, idr
+            out.append((t_ns, camera, data, idr))
+        return out
 
     def _place(self, t_ns: int, camera: int, data: bytes, idr: bool) -> None:
         """Put a packet into its GOP; an IDR joins the newest tick or opens one."""
