@@ -1,7 +1,6 @@
-"""MCAP records as bytes: the few that are written or read often, by struct.
+"""MCAP records as bytes, by struct.
 
-Layouts are those of the MCAP specification 0 (little endian throughout). Records that occur once
-a file go through the `mcap` package instead.
+Layouts are those of the MCAP specification 0 (little endian throughout).
 """
 
 from __future__ import annotations
