@@ -60,7 +60,7 @@ NOW_S = 1_796_000_000.0
         ("No package matching 'munge' is available", "no-package"),
         ("E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812 (apt-get)", "packages-busy"),
         ("tar: write error: No space left on device", "disk"),
-        ("OSError: [Errno 28] No space left on device: '/root/.ansible/tmp/x'", "disk"),
+        ("OSError: [Errno 28] No space left on device: '/tmp/x'", "disk"),
         ("/bin/sh: 1: /usr/bin/python3: not found", "python"),
         ("Attempting to decrypt but no vault secrets found.", "vault"),
     ],

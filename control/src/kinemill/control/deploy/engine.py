@@ -19,8 +19,8 @@ from kinemill.errors import MissingToolError
 __all__ = ["BECOME_PROMPT", "Ended", "Order", "environment", "play"]
 
 BECOME_PROMPT = r"^BECOME password.*:\s*?$"
-_GRACE_S = 20.0
-"""How long Ansible may take to end its workers after it was asked to."""
+_GRACE_S = 40.0
+"""How long the tether, which gives Ansible 20 s, may take to end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Ended:
 def play(order: Order, *, work: Path, on_event: Callable[[dict[str, Any]], None], stop: Callable[[], bool]) -> Ended:
     """Run it and wait.
 
-    Ansible is asked to end (SIGINT) when `stop` says so, and killed where it does not within 20 s. It is also asked
-    when this process dies.
+    Ansible is asked to end (SIGINT) when `stop` says so, and killed with its workers where it does not within 20 s. It
+    is also ended when this process dies; see `tether`.
 
     Args:
         order: What to run.

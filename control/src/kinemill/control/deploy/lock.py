@@ -17,6 +17,7 @@ import os
 import platform
 import shutil
 import stat
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from kinemill.errors import EnvironmentFault, UnavailableError
 __all__ = ["DeployLock", "Holder", "lock_name", "operator"]
 
 _TRIES = 20
+_OUTLIVE_S = 60.0
 _LONGEST = 4096
 
 
@@ -99,6 +101,11 @@ class DeployLock:
         before = _read(self._fd)
         if before is not None:
             self.took_over = before
+            try:
+                _outlive(before.work)
+            except UnavailableError:
+                os.close(self._fd)
+                raise
             _remove_work(before.work)
         since = now.astimezone(datetime.UTC).isoformat(timespec="seconds")
         self._say(Holder(operator(), platform.node(), os.getpid(), since, str(work or "")))
@@ -209,6 +216,20 @@ def _kernel_holder(fd: int) -> int:
     except (OSError, ValueError):
         pass
     return 0
+
+
+def _outlive(work: str) -> None:
+    """Wait until what a killed run started has ended; it does so by itself within seconds."""
+    end_s = time.monotonic() + _OUTLIVE_S
+    for record in Path(work or "/nonexistent").glob("*/pid"):
+        try:
+            pid = int(record.read_text(encoding="ascii"))
+            while str(record).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if time.monotonic() > end_s:
+                    raise UnavailableError(f"a killed run's Ansible (process {pid}) still works; wait, or end it")
+                time.sleep(0.2)
+        except (OSError, ValueError):
+            continue
 
 
 def _remove_work(work: str) -> None:

@@ -8,10 +8,7 @@ that leaves a run, in the forms in which it may stand there.
 from __future__ import annotations
 
 import base64
-import html
-import json
 import re
-import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,7 +22,18 @@ SHORTEST = 4
 _SHORTEST_LINE = 8
 # Ansible wraps warnings at the terminal's width, in the middle of words too.
 _BREAK = r"(?:\r?\n)?"
-_LONGEST_WRAPPED = 400
+# What stands before a sign in text that was escaped again and again; bounded, so that searching stays quick.
+_ESC = r"\\{0,8}"
+_ESC1 = r"\\{1,8}"
+_SPACE = rf"(?:\s|{_ESC1}[nrt]|\+|%20|%0[AD]|&nbsp;)+"
+# Signs that HTML spells otherwise.
+_NAMED = {"&": ("&amp;",), "<": ("&lt;",), ">": ("&gt;",)}
+# Quotes and backslashes: any mixture of their spellings, for shells, YAML, JSON and HTML, one inside the other, make
+# many of one; taking that apart sign by sign could take for ever. A backslash of the next sign's code stays.
+_QUOTES = (
+    r"(?:&(?:quot|apos|#34|#39|#x27);|%(?:27|22|5[Cc])|\\u00(?:27|22|5[Cc])|['\"]"
+    r"|\\(?!u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[0-7]{3}))"
+)
 
 
 class Redactor:
@@ -36,12 +44,18 @@ class Redactor:
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        forms: set[str] = set()
+        plain: set[str] = set()
         for secret in secrets:
-            forms |= _forms(secret)
+            lines = (line.strip() for line in secret.splitlines())
+            plain |= {secret.strip(), *(line for line in lines if len(line) >= _SHORTEST_LINE)}
+        patterns: list[tuple[int, str]] = []
+        for text in plain:
+            if len(text) >= SHORTEST:
+                patterns.append((len(text), _pattern(text)))
+                patterns += [(len(form), _BREAK.join(map(re.escape, form))) for form in _base64_forms(text.encode())]
         # Longest first: where one secret holds another, the whole of it must go.
-        patterns = [_pattern(form) for form in sorted(forms, key=len, reverse=True)]
-        self._found = re.compile("|".join(patterns)) if patterns else None
+        ordered = [pattern for _, pattern in sorted(patterns, reverse=True)]
+        self._found = re.compile("|".join(ordered)) if ordered else None
 
     def text(self, text: str) -> str:
         """`text` without secrets."""
@@ -62,18 +76,32 @@ class Redactor:
         return value
 
 
-def _forms(secret: str) -> set[str]:
-    """The ways in which a secret may be written."""
-    plain = {secret.strip(), *(line.strip() for line in secret.splitlines() if len(line.strip()) >= _SHORTEST_LINE)}
-    forms: set[str] = set()
-    for text in plain:
-        if len(text) < SHORTEST:
-            continue
-        forms |= {text, html.escape(text), urllib.parse.quote(text, safe=""), urllib.parse.quote_plus(text)}
-        forms |= {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]}
-        forms.add(text.replace("'", "''"))
-        forms |= _base64_forms(text.encode())
-    return forms
+def _pattern(text: str) -> str:
+    """A pattern that finds a text however it was quoted, escaped, wrapped or folded."""
+    return _SPACE.join(_word(word) for word in re.split(r"\s+", text) if word)
+
+
+def _word(word: str) -> str:
+    parts: list[str] = []
+    for part in re.findall(r"['\"\\]+|.", word):
+        parts.append(f"(?:{_QUOTES}{_BREAK})++" if part[0] in "'\"\\" else _sign(part))
+    return _BREAK.join(parts)
+
+
+def _sign(sign: str) -> str:
+    """A pattern for one character in all its spellings."""
+    if sign.isascii() and sign.isalnum():
+        return sign
+    codes = sign.encode("utf-8", "surrogatepass")
+    spellings = [
+        *_NAMED.get(sign, ()),
+        _ESC + re.escape(sign),
+        "".join(f"%(?i:{code:02x})" for code in codes),
+        rf"{_ESC1}u(?i:{ord(sign):04x})" if ord(sign) < 0x10000 else rf"{_ESC1}U(?i:{ord(sign):08x})",
+        rf"{_ESC1}x(?i:{ord(sign):02x})",
+        "".join(rf"{_ESC1}{code:03o}" for code in codes),
+    ]
+    return f"(?:{'|'.join(spellings)})"
 
 
 def _base64_forms(data: bytes) -> set[str]:
@@ -87,11 +115,3 @@ def _base64_forms(data: bytes) -> set[str]:
         if len(inner) >= _SHORTEST_LINE:
             forms |= {inner, inner.replace("+", "-").replace("/", "_")}
     return forms
-
-
-def _pattern(form: str) -> str:
-    """A pattern that finds a form also where it was wrapped or folded."""
-    if len(form) > _LONGEST_WRAPPED:
-        return re.escape(form)
-    parts = [_BREAK.join(map(re.escape, word)) for word in re.split(r"\s+", form) if word]
-    return r"(?:\s|\\[nrt])+".join(parts)
