@@ -144,10 +144,10 @@ def main() -> None:
     """Measure."""
     bench = Bench("loader", __doc__)
     declare(bench)
-    episodes, seconds = bench.pick(quick=(1, 4), full=(2, 6))
+    episodes, seconds = bench.pick(quick=(1, 4), full=(2, 20))
     with contextlib.ExitStack() as stack:
         temp = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kinemill-bench-")))
-        data = temp if bench.quick else PEERS / "data"
+        data = temp if bench.quick else PEERS / f"data-{episodes}x{seconds}s"
         kinds = ("vla", "world") if bench.quick else ()  # GOP 2 is there to be compared with a peer
         ours_at = built(
             data / "own",

@@ -17,6 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from kinemill.contracts import QuarantineRecord
 from kinemill.errors import ConfigError
 from kinemill.loaders import Manifest, ReadSettings, SparseWindows, TooManyMaskedError, collate, steps
+from kinemill.loaders import batch as batch_module
 from kinemill.loaders.quarantine import read_quarantine
 from kinemill.store.files import FileStore
 from support.loaders import FolderStore, make_episode, manifest_of, step_of
@@ -390,8 +391,9 @@ def test_a_killed_run_resumes_without_loss_or_repeat(corpus, data: SparseWindows
 # ---- memory
 
 
-def test_an_epoch_makes_no_memory_after_its_first_batches(corpus) -> None:
-    # Given batches of some megabytes, read in this process
+def test_an_epoch_makes_no_memory_after_its_first_batches(corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given batches that count as large, read in this process
+    monkeypatch.setattr(batch_module, "BLOCK_FROM", 1 << 16)
     store, _, path = corpus
     data = SparseWindows(Manifest.from_file(path), WINDOWS, store=store.url)
     loader = data.loader(16)
@@ -407,7 +409,8 @@ def test_an_epoch_makes_no_memory_after_its_first_batches(corpus) -> None:
     assert data._blocks.reused > 0
 
 
-def test_batches_that_are_kept_stay_as_they_were(corpus) -> None:
+def test_batches_that_are_kept_stay_as_they_were(corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_module, "BLOCK_FROM", 1 << 16)
     store, _, path = corpus
     data = SparseWindows(Manifest.from_file(path), WINDOWS, store=store.url)
     kept = list(data.loader(16, shuffle=False))

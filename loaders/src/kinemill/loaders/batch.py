@@ -17,8 +17,10 @@ from kinemill.loaders.planning import Slots
 
 __all__ = ["BatchBuffer", "Samples", "collate"]
 
-_LARGE = 1 << 16
-"""Smaller tensors are cheaper to allocate, and to copy through a worker's queue, than to map."""
+_SHARED_FROM = 1 << 16
+"""Smaller tensors are cheaper to copy through a worker's queue than to map."""
+BLOCK_FROM = 2 << 20
+"""Smaller tensors than a huge page come from malloc, which has pages of that size at hand."""
 
 
 def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -31,13 +33,13 @@ def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def _allocate(wanted: dict[str, tuple[tuple[int, ...], torch.dtype]], blocks: Blocks | None) -> dict[str, torch.Tensor]:
     """Tensors by name, of any content."""
-    large = [name for name, (shape, dtype) in wanted.items() if math.prod(shape) * dtype.itemsize >= _LARGE]
+    sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in wanted.items()}
     made: dict[str, torch.Tensor] = {}
     if get_worker_info() is not None:
-        made = {name: _shared(*wanted[name]) for name in large}
+        made = {name: _shared(*wanted[name]) for name, size in sizes.items() if size >= _SHARED_FROM}
     elif blocks is not None:
-        sizes = [math.prod(wanted[name][0]) * wanted[name][1].itemsize for name in large]
-        for name, array in zip(large, blocks.lease(sizes), strict=True):
+        large = {name: size for name, size in sizes.items() if size >= BLOCK_FROM}
+        for name, array in zip(large, blocks.lease(list(large.values())), strict=True):
             shape, dtype = wanted[name]
             made[name] = torch.from_numpy(array).view(dtype).view(shape)
     return {
