@@ -51,7 +51,7 @@ class Roles:
         """Run roles; variables win over the inventory's."""
         play = {"name": "Roles", "hosts": hosts, "gather_facts": False, "roles": list(roles), "vars": variables}
         (self.folder / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
-        found = ["--inventory", self.folder / "hosts.yml", self.folder / "play.yml"]
+        found: list[str | Path] = ["--inventory", self.folder / "hosts.yml", self.folder / "play.yml"]
         return playbook(*found, *arguments, deadline_s=900)
 
     def apply(self, roles: Sequence[str], *arguments: str, hosts: str = "all", **variables: Any) -> dict[str, int]:
