@@ -79,3 +79,12 @@ def test_a_misspelt_variable_is_refused_with_the_right_name(inventory: Path) -> 
     done = playbook(FOLDER / "drain.yml", "-i", inventory, "-e", "adhoc_node=n1")
     assert done.returncode == 2
     assert "did you mean adhoc_nodes?" in done.stdout + done.stderr
+
+
+def test_a_new_node_gets_every_role_that_the_site_gives_its_nodes() -> None:
+    site = [REPO / play["ansible.builtin.import_playbook"] for play in yaml.safe_load((REPO / "site.yml").read_text())]
+    plays = [play for path in site for play in yaml.safe_load(path.read_text()) if "roles" in play]
+    on_nodes = [play for play in plays if play["hosts"].split(":")[-1] in {"slurm_nodes", "agents"}]
+    given = [play for play in yaml.safe_load((FOLDER / "add_node.yml").read_text()) if "roles" in play]
+    wanted = {role["role"] for play in on_nodes for role in play["roles"]} - {"platform_defaults"}
+    assert wanted <= {role["role"] for play in given for role in play["roles"]}
