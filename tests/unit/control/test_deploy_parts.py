@@ -296,6 +296,7 @@ def test_a_full_disk_is_told_once(answers: Answers) -> None:
     # given a node whose disk is full, on which no module can run for that reason
     answers.feed(event("ok", "Log in", stdout=LOOK.replace("free_kb=4096000", "free_kb=12")), now_s=NOW_S)
     answers.feed(event("failed", "Look at the node", msg="[Errno 28] No space left on device"), now_s=NOW_S)
+    answers.feed(event("failed", "Refuse", msg=["n1: / has 0 MiB free, 1024 are needed"]), now_s=NOW_S)
     assert len(answers.findings) == 1
 
 
@@ -307,9 +308,9 @@ def test_a_wrong_sudo_password_is_told_in_words(answers: Answers) -> None:
 
 
 def test_contradictions_come_line_by_line(answers: Answers) -> None:
-    said = ["the node calls itself 'x', the inventory calls it 'n1'; rename one", "munge was here before us"]
+    said = ["n1: the node calls itself 'x', the inventory calls it 'n1'; rename one", "munge was here before us"]
     answers.feed(event("failed", "Refuse a node", msg=said), now_s=NOW_S)
-    assert [finding.message for finding in answers.findings] == said
+    assert [finding.message for finding in answers.findings] == [said[0].removeprefix("n1: "), said[1]]
 
 
 def test_unreachable_nodes_are_told_apart(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,8 +116,9 @@ class Answers:
             return  # told already
         said = result.get("msg")
         if isinstance(said, list):
-            for line in said:
-                self._add(Finding("node", host, str(line)))
+            for line in (str(one).removeprefix(f"{host}: ") for one in said):
+                if not (host in self._full and line.startswith("/ has ")):  # told already
+                    self._add(Finding("node", host, line))
             return
         action = remedy.action if remedy else ""
         self._add(Finding("node", host, f"{task}: {_line(message)}", action))

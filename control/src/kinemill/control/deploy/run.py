@@ -176,6 +176,8 @@ class _Run:
             )
             findings += answers.findings
             record.nodes = answers.looks
+        if not targets and not any(finding.fatal for finding in findings):
+            findings.append(Finding("inventory", self.order.inventory, "no host could be read from it"))
         record.findings = tuple(sorted({_hidden(finding, self.redactor) for finding in findings}))
         if self.stop():
             record.state, record.exit_code = "interrupted", INTERRUPTED
