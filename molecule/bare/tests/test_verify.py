@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -9,12 +10,19 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[3]
 
+NVML = f"/usr/lib/{os.uname().machine}-linux-gnu/libnvidia-ml.so.1"
+
 # role, node, how to break it, how to mend it
 BREAKS = [
     ("slurm_node", "n1", "systemctl stop slurmd", "systemctl start slurmd"),
     ("munge", "n2", "systemctl stop munge", "systemctl start munge"),
     ("slurm_controller", "ctl", "systemctl stop slurmdbd", "systemctl start slurmdbd"),
     ("shared_storage", "n2", "mount --types tmpfs none /shared", "umount /shared"),
+    ("slurm_hooks", "n2", "chmod 644 /opt/kinemill/hooks/epilog", "chmod 755 /opt/kinemill/hooks/epilog"),
+    ("node_agents", "n1", "systemctl stop kinemill-node-check.timer", "systemctl start kinemill-node-check.timer"),
+    # The agents drain a node that they find without these two, so they come last.
+    ("container_runtime", "n1", "mv /usr/local/bin/enroot /root/", "mv /root/enroot /usr/local/bin/"),
+    ("gpu_driver", "n2", f"mv {NVML} /root/", f"mv /root/libnvidia-ml.so.1 {NVML}"),
 ]
 
 
