@@ -16,6 +16,7 @@ NVML = f"/usr/lib/{os.uname().machine}-linux-gnu/libnvidia-ml.so.1"
 BREAKS = [
     ("slurm_node", "n1", "systemctl stop slurmd", "systemctl start slurmd"),
     ("munge", "n2", "systemctl stop munge", "systemctl start munge"),
+    ("firewall", "n1", "systemctl stop kinemill-firewall", "systemctl start kinemill-firewall"),
     ("slurm_controller", "ctl", "systemctl stop slurmdbd", "systemctl start slurmdbd"),
     ("shared_storage", "n2", "mount --types tmpfs none /shared", "umount /shared"),
     ("slurm_hooks", "n2", "chmod 644 /opt/kinemill/hooks/epilog", "chmod 755 /opt/kinemill/hooks/epilog"),
