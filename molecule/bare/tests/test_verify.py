@@ -22,8 +22,8 @@ BREAKS = [
     ("slurm_hooks", "n2", "chmod 644 /opt/kinemill/hooks/epilog", "chmod 755 /opt/kinemill/hooks/epilog"),
     ("node_agents", "n1", "systemctl stop kinemill-node-check.timer", "systemctl start kinemill-node-check.timer"),
     # The agents drain a node that they find without these two, so they come last.
-    ("container_runtime", "n1", "mv /usr/local/bin/enroot /root/", "mv /root/enroot /usr/local/bin/"),
-    ("gpu_driver", "n2", f"mv {NVML} /root/", f"mv /root/libnvidia-ml.so.1 {NVML}"),
+    ("container_runtime", "n1", "mv /usr/local/bin/enroot /opt/", "mv /opt/enroot /usr/local/bin/"),
+    ("gpu_driver", "n2", f"mv {NVML} /opt/", f"mv /opt/libnvidia-ml.so.1 {NVML}"),
 ]
 
 

@@ -212,7 +212,7 @@ def collect(asked: dict[str, str], *, controller: bool) -> dict[str, str]:
     lines = int(asked["lines"])
     secrets = secrets_here(
         [Path("/etc/munge/munge.key"), Path(asked["state_dir"], "munge.key")],
-        [Path(asked["config_dir"], "slurmdbd.conf"), Path("/root/.my.cnf")],
+        [Path(asked["config_dir"], "slurmdbd.conf"), Path("~root/.my.cnf").expanduser()],
         [*Path(asked["etc_dir"]).glob("*.env"), *Path(asked["etc_dir"]).glob("*/*.env")],
     )
     found = {name: tail(path, lines) for name, path in files(asked).items()}

@@ -56,9 +56,9 @@ def test_podman_is_installed_once_and_verify_fails_without_it(bare: Sandbox, tmp
     assert roles.apply(["container_runtime"])["changed"] == 0
     assert shell(bare)("n1", "podman info --format '{{.Host.CgroupManager}}'") == "cgroupfs"
     # when it is broken, then verify fails
-    shell(bare)("n1", "mv /usr/bin/podman /root/")
+    shell(bare)("n1", "mv /usr/bin/podman /opt/")
     assert roles.run(["container_runtime"], "--tags=container_runtime_verify").returncode == 2
-    shell(bare)("n1", "mv /root/podman /usr/bin/")
+    shell(bare)("n1", "mv /opt/podman /usr/bin/")
 
 
 def test_pyxis_gives_srun_its_option_by_a_file_beside_a_vendors_list(

@@ -90,13 +90,13 @@ def test_a_disk_that_holds_something_is_untouched_until_its_serial_is_listed(
 
 def test_a_disk_in_use_is_refused_even_when_listed(box: Sandbox, roles: Roles) -> None:
     with disk(box, "n1", "USED1") as name:
-        shell(box, f"mkfs.ext4 -q {name}; mkdir -p /home/old; mount {name} /home/old; echo precious >/home/old/file")
+        shell(box, f"mkfs.ext4 -q {name}; mkdir -p /mnt/old; mount {name} /mnt/old; echo precious >/mnt/old/file")
         wanted = {"base_disks": [{"device": name, "mount": "/data", "filesystem": "ext4"}]}
         done = roles.run(["base"], base_disks_wipe=["USED1"], **wanted)
         assert done.returncode == 2
-        assert "in use at /home/old" in done.stdout
-        assert shell(box, "cat /home/old/file") == "precious"
-        shell(box, "umount /home/old")
+        assert "in use at /mnt/old" in done.stdout
+        assert shell(box, "cat /mnt/old/file") == "precious"
+        shell(box, "umount /mnt/old")
 
 
 def test_a_node_without_the_disk_says_so_and_goes_on(box: Sandbox, roles: Roles) -> None:

@@ -109,8 +109,8 @@ def test_the_driver_is_installed_pinned_run_and_never_changed_under_a_job(box: S
             "nvidia-fabricmanager does not",
         ),
         (
-            "mv /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1 /root/",
-            "mv /root/libnvidia-ml.so.1 /usr/lib/x86_64-linux-gnu/",
+            "mv /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1 /opt/",
+            "mv /opt/libnvidia-ml.so.1 /usr/lib/x86_64-linux-gnu/",
             "does not answer",
         ),
     ):

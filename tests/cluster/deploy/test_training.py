@@ -89,9 +89,9 @@ def test_the_job_is_installed_where_its_torch_runs_and_nowhere_else(box: Sandbox
     print(box.exec("old", ["du", "-sm", "/opt/kinemill/training"]).stdout, end="")
     print(subprocess.run(["du", "-sm", *wheels.iterdir()], capture_output=True, text=True, check=True).stdout, end="")
     # when torch is broken, then verify fails
-    box.exec("old", ["sh", "-c", "mv /opt/kinemill/training/current/lib/python3.11/site-packages/torch /root/"])
+    box.exec("old", ["sh", "-c", "mv /opt/kinemill/training/current/lib/python3.11/site-packages/torch /opt/"])
     broken = roles.run(["training"], "--tags=training_verify")
-    box.exec("old", ["sh", "-c", "mv /root/torch /opt/kinemill/training/current/lib/python3.11/site-packages/"])
+    box.exec("old", ["sh", "-c", "mv /opt/torch /opt/kinemill/training/current/lib/python3.11/site-packages/"])
     assert broken.returncode == 2, broken.stdout
     # when it comes from nowhere, then the role says so before anything is done
     lost = roles.run(["training"], training_find_links=[])
