@@ -213,6 +213,7 @@ def download_figure(bench: Bench, s3: S3Server, folder: Path) -> None:
     etag = store.head("download").etag
 
     target = folder / "copy"
+    client = S3Http(s3.address, s3.credentials)
 
     def on_disk(body: Callable[[], object]) -> None:
         body()
@@ -230,13 +231,12 @@ def download_figure(bench: Bench, s3: S3Server, folder: Path) -> None:
         starts = range(0, size, PART_BYTES)
         with Path(os.devnull).open("wb", buffering=0) as nowhere, ThreadPoolExecutor(LANES) as lanes:
             got = lanes.map(
-                lambda start: bare.get_range_into("download", start, PART_BYTES, etag, nowhere.fileno()), starts
+                lambda start: client.get_range_into("download", start, PART_BYTES, etag, nowhere.fileno()), starts
             )
             assert sum(got) == size
 
     # All copies go over the last one: its pages, freed at the start, are taken again. Pages that had been free for a
     # second cost up to five times the copy's CPU, seen on a virtual machine, which may hand them to its host meanwhile.
-    bare = S3Http(s3.address, s3.credentials)
     repeats = bench.pick(quick=5, full=15)
     rounds = bench.interleave({"dd": lambda: on_disk(dd), "download": lambda: on_disk(ours)}, repeats=repeats)
     bench.record("download", rounds.ratio("dd", "download", of="wall_s"))

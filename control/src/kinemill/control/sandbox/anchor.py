@@ -322,8 +322,15 @@ def destroy(places: Places) -> None:
         _remove_cgroups(root)
     if places.home.is_dir():
         _unmount_below(places.home)
-        shutil.rmtree(places.home)
+        shutil.rmtree(places.home, onerror=_unless_gone)
     _forget_names(places)
+
+
+def _unless_gone(function: object, path: str, caught: tuple[type[BaseException], BaseException, object]) -> None:
+    """Two who clear the same leftovers away meet: what the other one removed is removed."""
+    del function, path
+    if not isinstance(caught[1], FileNotFoundError):
+        raise caught[1]
 
 
 def _remove_cgroups(root: Path) -> None:
