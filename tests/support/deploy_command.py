@@ -63,7 +63,7 @@ class Site:
 
         Args:
             path: An empty folder.
-            tasks: The tasks of role `work`, which runs on all hosts.
+            tasks: The tasks of role `chore`, which runs on all hosts.
             hosts: Variables by host; one host `n1` of this machine unless given.
         """
         site = cls(path / "repo")
@@ -75,24 +75,24 @@ class Site:
             - name: Work
               hosts: all
               gather_facts: false
-              roles: [work]
+              roles: [chore]
             """,
         )
-        site.write("roles/work/tasks/main.yml", tasks)
+        site.write("roles/chore/tasks/main.yml", tasks)
         site.write(
-            "roles/work/meta/argument_specs.yml",
+            "roles/chore/meta/argument_specs.yml",
             """\
             argument_specs:
               main:
                 options:
-                  work_word: {type: str}
-                  work_count: {type: int}
-                  work_password: {type: str}
-                  work_list: {type: list, elements: str}
+                  chore_word: {type: str}
+                  chore_count: {type: int}
+                  chore_password: {type: str}
+                  chore_list: {type: list, elements: str}
                   kinemill_become: {type: bool}
             """,
         )
-        site.write("roles/work/defaults/main.yml", f"work_marks: {path / 'marks'}\nwork_word: none\n")
+        site.write("roles/chore/defaults/main.yml", f"chore_marks: {path / 'marks'}\nchore_word: none\n")
         local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "kinemill_become": False}
         chosen = hosts if hosts is not None else {"n1": {}}
         inventory = {"all": {"hosts": {name: {**local, **extra} for name, extra in chosen.items()}}}

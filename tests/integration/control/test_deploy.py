@@ -24,16 +24,16 @@ MARK = """\
 - name: Leave a mark
   ansible.builtin.copy:
     content: "{{ inventory_hostname }}\\n"
-    dest: "{{ work_marks }}/{{ inventory_hostname }}"
+    dest: "{{ chore_marks }}/{{ inventory_hostname }}"
     mode: "0600"
 """
 WAIT = """\
 - name: Say that it waits
-  ansible.builtin.copy: {content: "x", dest: "{{ work_marks }}/waiting", mode: "0600"}
+  ansible.builtin.copy: {content: "x", dest: "{{ chore_marks }}/waiting", mode: "0600"}
 - name: Wait
-  ansible.builtin.wait_for: {path: "{{ work_marks }}/go", timeout: 600, sleep: 1}
+  ansible.builtin.wait_for: {path: "{{ chore_marks }}/go", timeout: 600, sleep: 1}
 - name: Say that it goes on
-  ansible.builtin.copy: {content: "x", dest: "{{ work_marks }}/done", mode: "0600"}
+  ansible.builtin.copy: {content: "x", dest: "{{ chore_marks }}/done", mode: "0600"}
 """
 
 
@@ -73,22 +73,22 @@ def test_no_secret_gets_out(tmp_path: Path) -> None:
         tmp_path,
         """\
         - name: Print it
-          ansible.builtin.debug: {msg: "it is {{ work_password }} and {{ work_list }}"}
+          ansible.builtin.debug: {msg: "it is {{ chore_password }} and {{ chore_list }}"}
         - name: Print it in base64
-          ansible.builtin.debug: {msg: "{{ ('user:' ~ work_password) | b64encode }}"}
+          ansible.builtin.debug: {msg: "{{ ('user:' ~ chore_password) | b64encode }}"}
         - name: Write it, with a difference
-          ansible.builtin.copy: {content: "password={{ work_password }}\\n", dest: "{{ work_marks }}/c", mode: "0600"}
+          ansible.builtin.copy: {content: "password={{ chore_password }}\\n", dest: "{{ chore_marks }}/c", mode: "0600"}
           diff: true
         - name: Note which commands run
-          ansible.builtin.shell: ps -ww -eo args > {{ work_marks }}/commands
+          ansible.builtin.shell: ps -ww -eo args > {{ chore_marks }}/commands
         - name: Repeat it in an error
-          ansible.builtin.command: {argv: [ls, "/{{ work_password }}"]}
+          ansible.builtin.command: {argv: [ls, "/{{ chore_password }}"]}
         """,
     )
     password = site.root.parent / "vault-password"
     password.write_text("the-vaults-own-password\n")
-    site.write("inventories/acme/group_vars/all/vault.yml", vaulted(site, "work_password", SECRET, password))
-    whole = site.write("inventories/acme/group_vars/all/whole.yml", "work_list: [second-secret-1, second-secret-2]\n")
+    site.write("inventories/acme/group_vars/all/vault.yml", vaulted(site, "chore_password", SECRET, password))
+    whole = site.write("inventories/acme/group_vars/all/whole.yml", "chore_list: [second-secret-1, second-secret-2]\n")
     tool = Path(sys.executable).parent / "ansible-vault"
     subprocess.run([tool, "encrypt", "--vault-password-file", password, whole], check=True, capture_output=True)
     # when it runs, and the last task fails with the secret in its message
@@ -141,17 +141,17 @@ def test_every_fault_is_told_at_once_and_nothing_is_touched(tmp_path: Path) -> N
     become = tmp_path / "become"
     become.write_text("wrong-sudo-password\n")
     become.chmod(0o600)
-    site.write("roles/work/tasks/other.yml", "- name: Foreign\n  nobody.knows.thing: {}\n")
+    site.write("roles/chore/tasks/other.yml", "- name: Foreign\n  nobody.knows.thing: {}\n")
     site.write(
         "inventories/acme/group_vars/all/vars.yml",
         """\
-        work_wrod: misspelt
-        work_count: "three"
-        work_password: changeme
+        chore_wrod: misspelt
+        chore_count: "three"
+        chore_password: changeme
         """,
     )
     site.write(
-        "inventories/acme/group_vars/all/vault.yml", "work_list: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\n"
+        "inventories/acme/group_vars/all/vault.yml", "chore_list: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\n"
     )
     # when it is deployed
     code, out, err = site.run("--become-password-file", str(become), "--json")
@@ -160,11 +160,11 @@ def test_every_fault_is_told_at_once_and_nothing_is_touched(tmp_path: Path) -> N
     record = json.loads(out)
     told = {(finding["kind"], finding["where"]): finding for finding in record["findings"]}
     vars_yml = "inventories/acme/group_vars/all/vars.yml"
-    assert "did you mean work_word" in told["inventory", f"{vars_yml}:1"]["message"]
+    assert "did you mean chore_word" in told["inventory", f"{vars_yml}:1"]["message"]
     assert "whole number" in told["inventory", f"{vars_yml}:2"]["message"]
     assert "placeholder" in told["secret", f"{vars_yml}:3"]["message"]
     assert "vault password" in told["secret", "inventories/acme/group_vars/all/vault.yml"]["message"]
-    assert "nobody.knows" in told["version", "roles/work/tasks/other.yml:2"]["message"]
+    assert "nobody.knows" in told["version", "roles/chore/tasks/other.yml:2"]["message"]
     assert "nothing listens on the ssh port" in told["reach", "n2"]["message"]
     assert "sudo password is wrong" in told["reach", "n3"]["message"]
     assert len(told) == len(record["findings"]) == 7
@@ -197,13 +197,13 @@ def test_a_host_that_goes_away_does_not_stop_the_others(tmp_path: Path) -> None:
     (failure,) = record["failures"]
     assert (failure["host"], failure["kind"], failure["task"]) == ("n2", "unreachable", "Leave a mark")
     assert "no way to it" in failure["meaning"]
-    assert [role["role"] for role in record["roles"]] == ["work"]
+    assert [role["role"] for role in record["roles"]] == ["chore"]
     report = (site.latest / "report.html").read_text()
     assert "unreachable" in report
     assert "<rect" in report
     # and with the host back, or left out, it is done; a limit that names nobody is refused
     (tmp_path / "gone").unlink()
-    site.write("roles/work/tasks/main.yml", MARK)
+    site.write("roles/chore/tasks/main.yml", MARK)
     code, out, err = site.run("--limit", "!n1:!n3")
     assert code == 0, (out, err)
     assert {path.name for path in site.marks.iterdir()} == {"n1", "n2", "n3"}
@@ -280,11 +280,11 @@ def test_a_killed_run_leaves_no_ansible_and_its_lock_is_taken_over(
 
 def test_files_of_sops_need_sops_and_are_then_read(tmp_path: Path) -> None:
     # given a file that SOPS encrypted, and no program sops
-    site = Site.make(tmp_path, "- ansible.builtin.debug: {msg: 'it is {{ work_password }}'}\n")
+    site = Site.make(tmp_path, "- ansible.builtin.debug: {msg: 'it is {{ chore_password }}'}\n")
     site.write(
         "inventories/acme/group_vars/all/secrets.sops.yml",
         """\
-        work_password: ENC[AES256_GCM,data:abc,iv:x,tag:y,type:str]
+        chore_password: ENC[AES256_GCM,data:abc,iv:x,tag:y,type:str]
         sops: {version: 3.9.0}
         """,
     )
@@ -298,7 +298,7 @@ def test_files_of_sops_need_sops_and_are_then_read(tmp_path: Path) -> None:
     sops = tools / "sops"
     sops.write_text(
         "#!/bin/sh\ncase \"$*\" in *--version*) echo 'sops 3.9.0';; "
-        "*) printf 'work_password: out-of-sops-secret\\n';; esac\n"
+        "*) printf 'chore_password: out-of-sops-secret\\n';; esac\n"
     )
     sops.chmod(0o755)
     site.environment["PATH"] = f"{tools}:{os.environ['PATH']}"
