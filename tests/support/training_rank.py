@@ -10,14 +10,17 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kinemill.errors import ConfigError
+from kinemill.training.checkpoint import Checkpointer
 from kinemill.training.job.config import JobConfig, load_config
 from kinemill.training.job.loop import run_rank
 from kinemill.training.job.source import Batch, Statistics
@@ -93,12 +96,40 @@ def _crash(rank: int, step: int) -> None:
             case "hang":
                 time.sleep(3600)
             case "term":
-                os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM)
-                time.sleep(0.5)  # let the signal reach the ranks before the run is over
+                _ask_to_stop()
+
+
+def _ask_to_stop() -> None:
+    """SIGTERM for the launcher; the step goes on once this rank was told, however long torchrun and the minder take."""
+    came = threading.Event()
+    before = signal.getsignal(signal.SIGTERM)
+    assert callable(before), "the rank catches signals before its first step"
+
+    def told(signum: int, frame: Any) -> None:
+        came.set()
+        before(signum, frame)
+
+    signal.signal(signal.SIGTERM, told)
+    os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM)
+    if not came.wait(120):
+        raise RuntimeError("the launcher's SIGTERM did not reach its rank in 120 s")
+
+
+def _let_saves_end() -> None:
+    """Every save is on the disk by the poll after it: these steps take no time, so a slow disk would leave saves out."""
+    poll = Checkpointer.poll
+
+    def patient(saver: Checkpointer, *, stop: bool = False) -> bool:
+        if saver._flight is not None:
+            futures.wait([saver._flight.future])
+        return poll(saver, stop=stop)
+
+    Checkpointer.poll = patient  # type: ignore[method-assign]  # in this process alone
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     chosen = load_config(Path(sys.argv[1]))
     os.environ["RUN"] = chosen.run
+    _let_saves_end()
     sys.exit(run_rank(chosen, Spots))

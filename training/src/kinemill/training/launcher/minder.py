@@ -34,7 +34,7 @@ __all__ = ["main"]
 
 WATCHED: Final = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 TICK_S: Final = 1.0
-STACKS_S: Final = 2.0
+STACKS_S: Final = 10.0
 """How long a hung rank gets to write its stacks before it is killed."""
 PR_SET_PDEATHSIG: Final = 1
 

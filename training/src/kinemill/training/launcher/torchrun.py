@@ -208,7 +208,7 @@ def _tailing(run: PosixRunFolder, first: int, on_row: Callable[[dict[str, Any]],
         yield
     finally:
         stop.set()
-        thread.join(5)
+        thread.join(60)  # it has one more look to take
 
 
 def tail_rows(run: PosixRunFolder, first: int, offsets: dict[int, int]) -> Iterator[dict[str, Any]]:
