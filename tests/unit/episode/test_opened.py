@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 
 import lz4.frame
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from kinemill.episode import wire
 from kinemill.episode.checksum import crc32
-from kinemill.episode.opened import open_chunk
+from kinemill.episode.opened import _walk_records, _walk_rounds, open_chunk, walk
 from kinemill.episode.reader import EpisodeReader
 from kinemill.episode.window import Window
 from kinemill.errors import CorruptError, DataError, LimitError, UnsupportedError
@@ -38,6 +39,19 @@ def chunk(raw: bytes, compression: str = "", *, t: tuple[int, int] = (1, 3), siz
     return head + data
 
 
+def rounds(channels: tuple[int, ...], repeats: int, *, start: int = 7, jump: int = 0) -> bytes:
+    """A pattern of channels again and again; after the 20th round `jump` messages of each are missing."""
+    seen: Counter[int] = Counter()
+    out = []
+    for k in range(repeats * len(channels)):
+        channel = channels[k % len(channels)]
+        number = start + seen[channel] + jump * (k // len(channels) >= 20)
+        seen[channel] += 1
+        payload = bytes([k % 256]) * (3 + k % len(channels))
+        out.append(message(channel, number % (1 << 32), 10 + k, payload))
+    return b"".join(out)
+
+
 RAW = message(1, 1, 1, b"a") + message(2, 1, 2, b"bb") + message(1, 2, 3, b"")
 
 
@@ -50,17 +64,26 @@ def test_messages_are_found(compression: str) -> None:
     assert [bytes(found.data[o + 31 : e]) for o, e in zip(found.offset, found.end, strict=True)] == [b"a", b"bb", b""]
 
 
-@pytest.mark.parametrize("period", [1, 2, 3])
-def test_a_repeating_pattern_gives_the_same_as_record_by_record(period: int) -> None:
-    from kinemill.episode.opened import _walk_pattern, _walk_records
-
-    raw = b"".join(
-        message(1 + k % period, 7 + k // period, 10 + k, bytes([k]) * (3 + k % period)) for k in range(30 * period)
-    )
-    fast, slow = _walk_pattern(memoryview(raw)), _walk_records(memoryview(raw), "here")
+@pytest.mark.parametrize("channels", [(1,), (1, 2), (1, 2, 3), (1, 2, 2), (3, 1, 2, 1, 1)], ids=str)
+def test_a_repeating_pattern_gives_the_same_as_record_by_record(channels: tuple[int, ...]) -> None:
+    raw = rounds(channels, 30)
+    fast, slow = _walk_rounds(memoryview(raw)), _walk_records(memoryview(raw), "here")
     assert fast is not None
+    assert (fast.lanes, fast.in_order, fast.span_ns) == (slow.lanes, slow.in_order, slow.span_ns)
     for name in ("offset", "end", "channel", "sequence", "time"):
         np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name))
+    for channel in (1, 2, 9):
+        np.testing.assert_array_equal(fast.time[fast.of(channel)], slow.time[slow.of(channel)])
+
+
+@pytest.mark.parametrize(("start", "jump"), [(7, 1), ((1 << 32) - 9, 0)], ids=["missing", "overflow"])
+def test_numbers_that_do_not_count_up_are_read_record_by_record(start: int, jump: int) -> None:
+    raw = rounds((1, 2), 30, start=start, jump=jump)
+    assert _walk_rounds(memoryview(raw)) is None
+    found = walk(memoryview(raw), where="here")
+    assert found.rounds is None
+    assert found.counts_from() is None
+    assert found.sequence[found.of(2)].tolist() == [(start + k + jump * (k >= 20)) % (1 << 32) for k in range(30)]
 
 
 @pytest.mark.parametrize(

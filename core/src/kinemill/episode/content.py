@@ -11,7 +11,7 @@ import numpy as np
 from kinemill.contracts.episode import TopicKind, TopicReceipt
 from kinemill.episode.cdr import JointTemplate, decode_one, joint_template
 from kinemill.episode.decode import DecoderPool, PixelFormat, StreamKind, picture_shape
-from kinemill.episode.gathered import Messages
+from kinemill.episode.gathered import Messages, Run
 from kinemill.episode.h264 import check_packet
 from kinemill.episode.messages import read_image, read_text
 from kinemill.episode.schemas import JOINT_STATE, STRING, VIDEO
@@ -149,18 +149,33 @@ def decode_rows(topic: TopicReceipt, messages: Messages, picked: NDArray[np.int6
         CorruptError: A message does not parse, or has other names or array lengths than the topic.
     """
     out: list[NDArray[np.float64]] = []
-    for part, data, start, end in messages.by_chunk(picked):
-        rows = _bulk(topic, data, start, end)
-        out.append(_one_by_one(topic, messages, part, where) if rows is None else rows)
+    for run in messages.by_chunk(picked):
+        rows = _bulk(topic, run)
+        out.append(_one_by_one(topic, messages, run.picked, where) if rows is None else rows)
     return out[0] if len(out) == 1 else np.concatenate(out)
 
 
-def _bulk(
-    topic: TopicReceipt, data: memoryview, start: NDArray[np.int64], end: NDArray[np.int64]
-) -> NDArray[np.float64] | None:
-    size = end - start
-    first, length = int(start[0]), int(size[0])
-    if not topic.names or not topic.fields or length < 20 or np.count_nonzero(size != length):
+def _bulk(topic: TopicReceipt, run: Run) -> NDArray[np.float64] | None:
+    """Rows of messages that all equal the template in its constant bytes; None where any does not."""
+    n = len(run.picked)
+    if run.even is not None:
+        first, step, length = run.even
+        template = _template_at(topic, run.data, first, length)
+        return None if template is None else template.read(run.data, first, step, n)
+    start, end = run.places
+    length = int(end[0] - start[0])
+    if np.count_nonzero(end - start != length):
+        return None
+    template = _template_at(topic, run.data, int(start[0]), length)
+    if template is None:
+        return None
+    table = np.frombuffer(run.data, np.uint8)[start[:, None] + np.arange(length)]
+    return template.read(table, 0, length, n)
+
+
+def _template_at(topic: TopicReceipt, data: memoryview, first: int, length: int) -> JointTemplate | None:
+    """The topic's template with the frame_id of a message, if that has the template's length."""
+    if not topic.names or not topic.fields or length < 20:
         return None
     text = int.from_bytes(data[first + 12 : first + 16], "little")
     if not 1 <= text <= length - 16:
@@ -169,17 +184,7 @@ def _bulk(
         template = _template(topic.names, topic.fields, str(data[first + 16 : first + 15 + text], "utf-8"))
     except UnicodeDecodeError:
         return None
-    if len(template.data) != length:
-        return None
-    if len(start) > 1:
-        steps = start[1:] - start[:-1]
-        step = int(steps[0])
-        if step <= 0 or np.count_nonzero(steps != step):
-            table = np.frombuffer(data, np.uint8)[start[:, None] + np.arange(length)]
-            return template.read(table, 0, length, len(start))
-    else:
-        step = length
-    return template.read(data, first, step, len(start))
+    return template if len(template.data) == length else None
 
 
 def _one_by_one(topic: TopicReceipt, messages: Messages, part: NDArray[np.int64], where: str) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,26 @@ from kinemill.episode.proto import video_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Messages"]
+__all__ = ["Messages", "Run"]
 
 _HEAD = wire.MESSAGE_HEAD.size
+_NONE: Final = np.empty(0, np.int64)
+
+
+class Run(NamedTuple):
+    """Some messages of one chunk.
+
+    Attributes:
+        picked: Their indices, int64 [n].
+        data: The chunk's records.
+        even: Where the first payload starts, bytes from one start to the next, and bytes of each, where
+            these are known to be the same for all; else None, and `places` tells where each starts and ends.
+    """
+
+    picked: NDArray[np.int64]
+    data: memoryview
+    even: tuple[int, int, int] | None
+    places: tuple[NDArray[np.int64], NDArray[np.int64]] = (_NONE, _NONE)
 
 
 class Messages:
@@ -35,24 +52,33 @@ class Messages:
         in_order: Times do not go back inside any chunk.
     """
 
-    __slots__ = ("_chunk", "_chunks", "_end", "_frames", "_idr", "_mine", "_numbers", "_offset", "in_order", "time")
+    __slots__ = (
+        "_channel", "_chunk", "_chunks", "_found", "_frames", "_idr", "_mine", "_numbers", "in_order", "time",
+    )  # fmt: skip
 
     def __init__(self, channel: int, numbers: Sequence[int], chunks: Sequence[OpenChunk]) -> None:
+        self._channel = channel
         self._numbers = numbers
         self._chunks = chunks
         self._mine = [c.of(channel) for c in chunks]
         self._idr: dict[int, bool] = {}
         self._frames: dict[int, tuple[memoryview, str]] = {}
         self._chunk: NDArray[np.int64] | None = None
+        self._found: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         if len(chunks) == 1:
-            one, mine = chunks[0], self._mine[0]
-            self.time, self._offset, self._end = one.time[mine], one.offset[mine], one.end[mine]
-            self.in_order = one.in_order
-            return
-        self.time = self._joined([c.time[m] for c, m in zip(chunks, self._mine, strict=True)])
-        self._offset = self._joined([c.offset[m] for c, m in zip(chunks, self._mine, strict=True)])
-        self._end = self._joined([c.end[m] for c, m in zip(chunks, self._mine, strict=True)])
-        self.in_order = all(c.in_order for c in chunks)
+            self.time, self.in_order = chunks[0].time[self._mine[0]], chunks[0].in_order
+        else:
+            self.time = self._joined([c.time[m] for c, m in zip(chunks, self._mine, strict=True)])
+            self.in_order = all(c.in_order for c in chunks)
+
+    @property
+    def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where each record starts and ends in its chunk."""
+        if self._found is None:
+            parts = [c.records[:2, m] for c, m in zip(self._chunks, self._mine, strict=True)]
+            both = parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty((2, 0), np.int64)], axis=1)
+            self._found = (both[0], both[1])
+        return self._found
 
     @staticmethod
     def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -80,22 +106,31 @@ class Messages:
 
     def payload(self, index: int) -> memoryview:
         """Of one message."""
-        return self._chunks[self._at(index)].data[int(self._offset[index]) + _HEAD : int(self._end[index])]
+        offset, end = self._places
+        return self._chunks[self._at(index)].data[int(offset[index]) + _HEAD : int(end[index])]
 
-    def by_chunk(
-        self, picked: NDArray[np.int64]
-    ) -> list[tuple[NDArray[np.int64], memoryview, NDArray[np.int64], NDArray[np.int64]]]:
-        """Picked messages in runs of one chunk: their indices, the chunk's records, where payloads start and end."""
+    def by_chunk(self, picked: NDArray[np.int64]) -> list[Run]:
+        """Picked messages in runs of one chunk."""
         if len(self._chunks) == 1:
-            return [(picked, self._chunks[0].data, self._offset[picked] + _HEAD, self._end[picked])]
+            return [self._run(0, picked, 0)]
         place = self._place[picked]
         edges = (np.flatnonzero(place[1:] != place[:-1]) + 1).tolist()
         runs = []
         for low, high in zip([0, *edges], [*edges, len(picked)], strict=True):
-            part = picked[low:high]
-            data = self._chunks[int(place[low])].data
-            runs.append((part, data, self._offset[part] + _HEAD, self._end[part]))
+            chunk = int(place[low])
+            runs.append(self._run(chunk, picked[low:high], int(self._place.searchsorted(chunk))))
         return runs
+
+    def _run(self, chunk: int, picked: NDArray[np.int64], before: int) -> Run:
+        """Of one chunk, before which so many of the topic's messages lie."""
+        one = self._chunks[chunk]
+        if one.rounds is not None and one.lanes and not np.count_nonzero(picked[1:] - picked[:-1] != 1):
+            rounds, lane = one.rounds, one.lanes.index(self._channel)
+            start = rounds.starts[lane] + _HEAD
+            first = start + rounds.size * (int(picked[0]) - before)
+            return Run(picked, one.data, (first, rounds.size, rounds.ends[lane] - start))
+        offset, end = self._places
+        return Run(picked, one.data, None, (offset[picked] + _HEAD, end[picked]))
 
     def frame(self, index: int) -> tuple[memoryview, str]:
         """Data and format of a camera's message."""

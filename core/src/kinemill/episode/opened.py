@@ -6,8 +6,10 @@ the layout's word: size, times, counts, checksum and sequence numbers.
 
 from __future__ import annotations
 
+import functools
 import struct
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     import zstandard
     from numpy.typing import NDArray
 
-__all__ = ["MAX_RAW", "ChunkHead", "OpenChunk", "decompress", "open_chunk", "read_chunk_head", "walk"]
+__all__ = ["MAX_RAW", "ChunkHead", "OpenChunk", "Rounds", "decompress", "open_chunk", "read_chunk_head", "walk"]
 
 MAX_RAW: Final = 1 << 30
 """No chunk may unpack to more than this."""
@@ -44,28 +46,90 @@ class ChunkHead(NamedTuple):
     data_size: int
 
 
-class OpenChunk(NamedTuple):
+class Rounds(NamedTuple):
+    """A pattern of message records that a chunk repeats to its end, as a state chunk does.
+
+    Sequence numbers count up by one a channel, so that nothing of a message but its time has to be kept.
+    """
+
+    repeats: int
+    size: int
+    """Bytes of one round."""
+    starts: tuple[int, ...]
+    """Where each message record of the first round starts, and below where it ends."""
+    ends: tuple[int, ...]
+    channels: tuple[int, ...]
+    sequence: tuple[int, ...]
+    """Sequence number of each in the first round."""
+
+    def records(self) -> NDArray[np.int64]:
+        """As `OpenChunk.records`."""
+        number = np.arange(self.repeats)[:, None]
+        out = np.empty((4, self.repeats, len(self.starts)), np.int64)
+        out[0] = number * self.size + self.starts
+        out[1] = number * self.size + self.ends
+        out[2] = self.channels
+        out[3] = number * [self.channels.count(c) for c in self.channels] + self.sequence
+        return out.reshape(4, -1)
+
+
+class OpenChunk:
     """The messages of a chunk, in file order.
 
     Attributes:
         data: The uncompressed records.
-        offset: Of each message record.
-        end: Where each record ends.
-        channel: Channel id of each message.
-        sequence: Its sequence number.
-        time: Its log time, int64.
+        time: Log time of each message, int64.
+        in_order: Times do not go back.
+        lanes: Channels of one round, where the messages are rounds of the same channels, each once; else empty.
+        rounds: The pattern, where the lengths repeat as well.
     """
 
-    data: memoryview
-    offset: NDArray[np.int64]
-    end: NDArray[np.int64]
-    channel: NDArray[np.int64]
-    sequence: NDArray[np.int64]
-    time: NDArray[np.int64]
-    in_order: bool
-    """Times do not go back."""
-    lanes: tuple[int, ...]
-    """Channels of one round, where the messages are rounds of the same channels, each once; else empty."""
+    __slots__ = ("_told", "data", "in_order", "lanes", "rounds", "time")
+
+    def __init__(
+        self,
+        data: memoryview,
+        time: NDArray[np.int64],
+        lanes: tuple[int, ...],
+        told: Rounds | NDArray[np.int64],
+    ) -> None:
+        self.data = data
+        self.time = time
+        self.in_order = not np.count_nonzero(time[1:] < time[:-1])
+        self.lanes = lanes
+        self.rounds = told if isinstance(told, Rounds) else None
+        self._told = told
+
+    @property
+    def records(self) -> NDArray[np.int64]:
+        """Offset, end, channel and sequence number of each message record: int64 [4, n]."""
+        if isinstance(self._told, Rounds):
+            self._told = self._told.records()
+        return self._told
+
+    @property
+    def offset(self) -> NDArray[np.int64]:
+        """Of each message record."""
+        found: NDArray[np.int64] = self.records[0]
+        return found
+
+    @property
+    def end(self) -> NDArray[np.int64]:
+        """Where each record ends."""
+        found: NDArray[np.int64] = self.records[1]
+        return found
+
+    @property
+    def channel(self) -> NDArray[np.int64]:
+        """Channel id of each message."""
+        found: NDArray[np.int64] = self.records[2]
+        return found
+
+    @property
+    def sequence(self) -> NDArray[np.int64]:
+        """Sequence number of each message."""
+        found: NDArray[np.int64] = self.records[3]
+        return found
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -81,6 +145,16 @@ class OpenChunk(NamedTuple):
             return slice(lanes.index(channel), None, len(lanes)) if channel in lanes else slice(0, 0)
         mask: NDArray[np.bool_] = self.channel == channel
         return mask
+
+    def counts_from(self) -> Sequence[int] | None:
+        """First sequence number of each lane, where each counts up by one; else None."""
+        if not self.lanes:
+            return None
+        if self.rounds is not None:
+            return self.rounds.sequence
+        table = self.sequence.reshape(-1, len(self.lanes))
+        first: list[int] = table[0].tolist()
+        return None if np.count_nonzero(table[1:] - table[:-1] != 1) else first
 
 
 def read_chunk_head(view: memoryview | bytes, *, where: str, limit: int = MAX_RAW) -> ChunkHead:
@@ -179,60 +253,61 @@ def _unlz4(data: memoryview | bytes, raw_size: int, where: str) -> bytes:
 def walk(data: memoryview, *, where: str) -> OpenChunk:
     """Find the messages of a chunk's records.
 
-    Where all messages repeat one pattern of channels and lengths, as a state chunk's do, the
-    pattern is checked for all of them at once; else record by record.
+    Where all messages repeat one pattern of channels and lengths and are numbered one by one, as a
+    state chunk's are, the pattern is checked for all of them at once; else record by record.
 
     Raises:
         CorruptError: A record that passes the end, or is none that a chunk may hold.
     """
-    return _walk_pattern(data) or _walk_records(data, where)
+    return _walk_rounds(data) or _walk_records(data, where)
 
 
-def _walk_pattern(data: memoryview) -> OpenChunk | None:
+def _walk_rounds(data: memoryview) -> OpenChunk | None:
     """The messages, if the chunk is a repetition of its first few records."""
     size = len(data)
-    seen: list[int] = []
+    starts: list[int] = []
     channels: list[int] = []
+    sequence: list[int] = []
     at = 0
-    while at + _FIXED <= size and len(seen) < 64:
-        op, length, channel = _FRONT.unpack_from(data, at)
-        if op != wire.Op.MESSAGE or length < wire.MESSAGE_FIXED or 9 + length > size - at:
+    while at + _FIXED <= size and len(starts) < 64:
+        op, length, channel, number, _, _ = _MESSAGE.unpack_from(data, at)
+        if op != _IS_MESSAGE or length < wire.MESSAGE_FIXED or 9 + length > size - at:
             return None
         if channels and channel == channels[0]:
             break
-        seen.append(at)
+        starts.append(at)
         channels.append(channel)
+        sequence.append(number)
         at += 9 + length
         if size // at < 8:  # few messages, as video chunks have: one by one is as fast
             return None
     if not at or size % at or (at < size and channel != channels[0]):
         return None
-    rounds, lanes = size // at, len(seen)
+    count, lanes = size // at, len(starts)
     # the first 24 bytes of each head as three words: opcode and length; end of it, channel, sequence; log time
-    heads = np.empty((rounds, lanes, 3), "<u8")
-    for lane, start in enumerate(seen):
-        heads.view("V24")[:, lane, 0] = np.ndarray((rounds,), "V24", data, start, (at,))
-    front, middle, back = heads[:, :, 0], heads[:, :, 1].reshape(-1), heads[:, :, 2].reshape(-1)
-    same = (middle & _CHANNEL).reshape(rounds, lanes)
-    if np.count_nonzero(front != front[0]) or np.count_nonzero(same != same[0]):
+    heads = np.empty((count, lanes, 3), "<u8")
+    lines = heads.view("V24")
+    for lane, start in enumerate(starts):
+        lines[:, lane, 0] = np.ndarray((count,), "V24", data, start, (at,))
+    front, middle, back = heads[:, :, 0], heads[:, :, 1], heads[:, :, 2]
+    distinct = len(set(channels)) == lanes
+    each = 1 if distinct else np.array([channels.count(c) for c in channels], np.uint64)
+    # an overflow of the sequence number would show in the bits above it, and goes record by record
+    expected = (middle[0] & _LOW_56) + (_numbers(count) * each << _24)
+    if np.count_nonzero(front != front[0]) or np.count_nonzero(middle & _LOW_56 != expected):
         return None
-    sequence = (middle >> _BITS_24 & _BITS_32).view(np.int64)
-    time = (middle >> _BITS_56 | back << _BITS_8).view(np.int64)
-    places = np.arange(0, size, at)[:, None] + np.array((seen, [*seen[1:], at]))[:, None, :]
-    offset, end = places.reshape(2, -1)
-    channel = np.empty((rounds, lanes), np.int64)
-    channel[:] = channels
-    distinct = tuple(channels) if len(set(channels)) == lanes else ()
-    return OpenChunk(data, offset, end, channel.reshape(-1), sequence, time, _in_order(time), distinct)
+    time = (middle >> _56 | back << _8).reshape(-1).view(np.int64)
+    rounds = Rounds(count, at, tuple(starts), (*starts[1:], at), tuple(channels), tuple(sequence))
+    return OpenChunk(data, time, rounds.channels if distinct else (), rounds)
 
 
-_CHANNEL, _BITS_8, _BITS_24, _BITS_56 = (np.uint64(n) for n in (0xFFFFFF, 8, 24, 56))
-_BITS_32: Final = np.uint64(0xFFFFFFFF)
-_FRONT: Final = struct.Struct("<BQH")
+_8, _24, _56 = (np.uint64(n) for n in (8, 24, 56))
+_LOW_56: Final = np.uint64((1 << 56) - 1)
 
 
-def _in_order(time: NDArray[np.int64]) -> bool:
-    return not np.count_nonzero(time[1:] < time[:-1])
+@functools.lru_cache(maxsize=8)
+def _numbers(count: int) -> NDArray[np.uint64]:
+    return np.arange(count, dtype=np.uint64)[:, None]
 
 
 def _lanes(channel: list[int]) -> tuple[int, ...]:
@@ -271,8 +346,7 @@ def _walk_records(data: memoryview, where: str) -> OpenChunk:
         columns = np.array(found, np.int64).reshape(-1, 5).T.copy()
     except OverflowError as exc:
         raise CorruptError(f"{where}: a message with a time over 2^63 ns") from exc
-    offset, end_of, channel_of, sequence_of, time_of = columns
-    return OpenChunk(data, offset, end_of, channel_of, sequence_of, time_of, _in_order(time_of), _lanes(found[2::5]))
+    return OpenChunk(data, columns[4], _lanes(found[2::5]), columns[:4])
 
 
 def open_chunk(
