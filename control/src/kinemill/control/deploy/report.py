@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 
 from kinemill.control.deploy.record import Failure, Finding, HostLine, RoleTime, RunRecord
+from kinemill.control.deploy.together import same_failures, same_findings
 
 __all__ = ["bars", "page"]
 
@@ -33,13 +36,13 @@ table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.25rem .
 vertical-align:top}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 pre{background:#f5f6f8;padding:.6rem;overflow:auto;white-space:pre-wrap;margin:.3rem 0}
 .failure{border-left:4px solid #b91c1c;padding-left:.8rem;margin:1rem 0}.tolerated{border-color:#a3a3a3}
-.do{font-weight:600}.small{color:#57606a;font-size:.9rem}svg{width:100%;height:auto}
+.do{font-weight:600}.key{display:inline-block;width:.8em;height:.8em;border-radius:2px}.small{color:#57606a;font-size:.9rem}svg{width:100%;height:auto}
 """
-_BESIDE = (
-    "Beside this page: output.txt, what Ansible printed; events.jsonl, one line for each result; "
-    "run.json, this page as data."
-)
-_ROW, _LEFT, _WIDE = 24, 190, 900
+_BESIDE = "Beside this page: run.json, this page as data"
+_BESIDE_RUN = f"{_BESIDE}; output.txt, what Ansible printed; events.jsonl, one line for each result"
+_ROW, _LEFT, _RIGHT, _WIDE = 24, 190, 230, 900
+_CHANGED, _UNCHANGED = "#d29922", "#4c8bd6"
+_STATES_OF_HOSTS = ("failed", "unreachable", "untouched", "changed", "ok")
 
 
 def page(record: RunRecord) -> str:
@@ -49,16 +52,19 @@ def page(record: RunRecord) -> str:
         record: The run; what it says must be free of secrets already.
     """
     css, word = _STATES.get(record.state, ("warn", record.state))
+    note = "" if record.state == "refused" else record.note
+    if record.state == "failed" and not note and not record.check:
+        note = "When what failed is mended, the same command goes on from what is there."
     parts = [
         f"<h1>{_e(record.inventory)}{' (check)' if record.check else ''}</h1>",
-        f'<p><span class="state {css}">{_e(word)}</span> {_e(record.note)}</p>',
-        f'<p class="small">{_e(_about(record))}</p>',
+        f'<p><span class="state {css}">{_e(word)}</span> {_e(note)}</p>',
+        f'<p class="small">{"<br>".join(_e(line) for line in _about(record))}</p>',
         _findings(record.findings),
         _failures(record.failures),
         _hosts(record),
         _roles(record.roles),
         _nodes(record),
-        f'<p class="small">Exit code {record.exit_code}. {_BESIDE}</p>',
+        f'<p class="small">Exit code {record.exit_code}. {_BESIDE_RUN if record.hosts else _BESIDE}.</p>',
     ]
     body = "\n".join(part for part in parts if part)
     title = f"{_e(record.inventory)}: {_e(word)}"
@@ -75,8 +81,8 @@ def bars(roles: Sequence[RoleTime]) -> str:
     rows: list[str] = []
     for index, role in enumerate(roles):
         top = index * _ROW
-        long = max(1.0, (_WIDE - _LEFT - 160) * role.seconds / most)
-        colour = "#d29922" if role.changed else "#4c8bd6"
+        long = max(1.0, (_WIDE - _LEFT - _RIGHT) * role.seconds / most)
+        colour = _CHANGED if role.changed else _UNCHANGED
         label = f"{role.seconds:.1f} s, {role.tasks} tasks" + (f", {role.changed} changed" if role.changed else "")
         rows.append(
             f'<text x="{_LEFT - 8}" y="{top + 16}" text-anchor="end">{_e(role.role[:30])}</text>'
@@ -89,13 +95,22 @@ def bars(roles: Sequence[RoleTime]) -> str:
     )
 
 
-def _about(record: RunRecord) -> str:
+def _about(record: RunRecord) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     what = f"{record.playbook}" + (f", limited to {record.limit}" if record.limit else "")
-    return (
-        f"{what}; by {record.operator} on {record.host}; {record.started} to {record.ended or '?'}, "
-        f"{record.seconds:.0f} s; commit {record.revision or 'unknown'}; {versions}"
-    )
+    commit = record.revision.removesuffix("+") or "unknown"
+    when = f"{_when(record.started)} to {_when(record.ended)}, {record.seconds:.0f} s"
+    return [
+        f"{what}, by {record.operator} on {record.host}; {when}",
+        f"commit {commit}{' with changes beside it' if record.revision.endswith('+') else ''}; {versions}",
+    ]
+
+
+def _when(stamp: str) -> str:
+    try:
+        return f"{datetime.fromisoformat(stamp):%Y-%m-%d %H:%M:%S} UTC"
+    except ValueError:
+        return stamp or "?"
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -106,7 +121,7 @@ def _findings(findings: Sequence[Finding]) -> str:
             parts.append(
                 f"<h2>{_e(title)}: {len(rows)} found</h2><table><tr><th>Where</th><th>What</th><th>Do</th></tr>"
             )
-            for finding in rows:
+            for finding in same_findings(rows):
                 what = finding.message if finding.fatal else f"Warning: {finding.message}"
                 parts.append(f"<tr><td>{_e(finding.where)}</td><td>{_e(what)}</td><td>{_e(finding.action)}</td></tr>")
             parts.append("</table>")
@@ -117,7 +132,7 @@ def _failures(failures: Sequence[Failure]) -> str:
     if not failures:
         return ""
     parts = ["<h2>What failed</h2>"]
-    for failure in sorted(failures, key=lambda one: one.tolerated):
+    for failure in sorted(same_failures(failures), key=lambda one: one.tolerated):
         css = "failure tolerated" if failure.tolerated else "failure"
         said = " (the playbook went on by its own rules)" if failure.tolerated else ""
         parts.append(
@@ -125,7 +140,8 @@ def _failures(failures: Sequence[Failure]) -> str:
             f'<span class="small">{_e(failure.where)}, {_e(failure.kind)}</span></p><pre>{_e(failure.message)}</pre>'
         )
         if failure.meaning:
-            parts.append(f'<p>{_e(failure.meaning)}. <span class="do">{_e(failure.action)}</span></p>')
+            meaning = failure.meaning[0].upper() + failure.meaning[1:]
+            parts.append(f'<p>{_e(meaning)}. <span class="do">{_e(failure.action)}</span></p>')
         parts.append("</div>")
     return "\n".join(parts)
 
@@ -136,12 +152,13 @@ def _hosts(record: RunRecord) -> str:
     heads = ("ok", "changed", "skipped", "rescued", "ignored", "failed", "unreachable")
     head = "".join(f'<th class="n">{name}</th>' for name in heads)
     rows = "".join(_host(host, line, heads) for host, line in sorted(record.hosts.items(), key=_trouble_first))
-    return f"<h2>Hosts</h2><table><tr><th>Host</th><th>State</th>{head}</tr>{rows}</table>"
+    counts = Counter(line.state for line in record.hosts.values())
+    counted = ", ".join(f"{counts[state]} {state}" for state in _STATES_OF_HOSTS if counts[state])
+    return f"<h2>Hosts: {counted}</h2><table><tr><th>Host</th><th>State</th>{head}</tr>{rows}</table>"
 
 
 def _trouble_first(row: tuple[str, HostLine]) -> tuple[int, str]:
-    order = ("failed", "unreachable", "untouched", "changed", "ok")
-    return order.index(row[1].state), row[0]
+    return _STATES_OF_HOSTS.index(row[1].state), row[0]
 
 
 def _host(host: str, line: HostLine, heads: tuple[str, ...]) -> str:
@@ -151,7 +168,11 @@ def _host(host: str, line: HostLine, heads: tuple[str, ...]) -> str:
 
 
 def _roles(roles: Sequence[RoleTime]) -> str:
-    return f"<h2>Time of each role</h2>{bars(roles)}" if roles else ""
+    if not roles:
+        return ""
+    colours = ((_CHANGED, "changed something"), (_UNCHANGED, "changed nothing"))
+    keys = " ".join(f'<span class="key" style="background:{colour}"></span> {text}' for colour, text in colours)
+    return f'<h2>Time of each role</h2><p class="small">{keys}</p>{bars(roles)}'
 
 
 def _nodes(record: RunRecord) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from kinemill.control.deploy.record import Failure, Finding, RunRecord
 from kinemill.control.deploy.tally import Tally
+from kinemill.control.deploy.together import same_failures, same_findings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,7 +109,7 @@ def summary(record: RunRecord) -> str:
     """A run in text, for the end of the command."""
     lines: list[str] = []
     fatal = [finding for finding in record.findings if finding.fatal]
-    lines += [_finding(finding) for finding in record.findings]
+    lines += [_finding(finding) for finding in same_findings(record.findings)]
     if fatal:
         lines.append("")
     wide = max((len(host) for host in record.hosts), default=0)
@@ -120,7 +121,7 @@ def summary(record: RunRecord) -> str:
     slow = sorted(record.roles, key=lambda role: -role.seconds)[:5]
     if slow:
         lines.append("longest: " + ", ".join(f"{role.role} {role.seconds:.1f} s" for role in slow))
-    lines += [_failure(failure) for failure in record.failures if not failure.tolerated]
+    lines += [_failure(failure) for failure in same_failures(record.failures) if not failure.tolerated]
     lines.append(f"{record.inventory}: {_verdict(record)}")
     if record.folder:
         lines.append(f"report: {record.folder}/report.html")
