@@ -5,12 +5,14 @@
 ====================  ==========================================================  ==========
 layer                 what it may touch                                           deadline
 ====================  ==========================================================  ==========
-unit                  nothing outside the process                                 120 s
-contract              recorded and live answers, the repository's own rules       300 s
-integration           real servers and processes on this machine                  300 s
+unit                  nothing outside the process                                 300 s
+contract              recorded and live answers, the repository's own rules       900 s
+integration           real servers and processes on this machine                  900 s
 cluster               nodes in containers, real Slurm (root)                      1800 s
 gpu                   an NVIDIA GPU                                               600 s
 ====================  ==========================================================  ==========
+
+Tests of properties (hypothesis) meet the same examples in every run: what a search finds is found on purpose.
 
 A test marked ``full("<area>")`` belongs to a long suite: it runs only under ``-m full`` (all of them), or ``-m full
 --area NAME`` (``make full-NAME``). A test marked ``slow`` runs only when the expression after ``-m`` names ``slow``.
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["LAYERS", "skip", "skip_if"]
 
 LAYERS: Final = ("unit", "contract", "integration", "cluster", "gpu")
-DEADLINE_S: Final = {"unit": 120, "contract": 300, "integration": 300, "cluster": 1800, "gpu": 600, "full": 10_800}
+DEADLINE_S: Final = {"unit": 300, "contract": 900, "integration": 900, "cluster": 1800, "gpu": 600, "full": 10_800}
 RUN_HINT: Final = "to run it:"
 TESTS: Final = Path(__file__).resolve().parents[1]
 
@@ -81,10 +83,26 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{layer}: set from the folder tests/{layer}")
     config.addinivalue_line("markers", "slow: not part of make test; runs under -m slow")
     config.addinivalue_line("markers", "full(area): the long suite of an area; runs under -m full --area AREA")
+    _settle_hypothesis(config)
     left_out: dict[str, Counter[str]] = {"full": Counter(), "slow": Counter()}
     config.stash[_left_out] = left_out
     if config.getoption("--area") and not _names(config, "full"):
         raise pytest.UsageError("--area chooses among the long suites: add -m full (or use make full-AREA)")
+
+
+def _settle_hypothesis(config: pytest.Config) -> None:
+    """Give every run the same examples and no clock; a search for new ones is asked for by its profile's name.
+
+    ``fixed`` is what ``make test`` runs. ``search`` tries ten times as many random ones:
+    ``make test PYTEST_ARGS='-m unit --hypothesis-profile=search'``.
+    """
+    from hypothesis import HealthCheck, settings
+
+    unhurried = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+    settings.register_profile("fixed", derandomize=True, database=None, **unhurried)
+    settings.register_profile("search", max_examples=1000, **unhurried)
+    if not config.getoption("hypothesis_profile", None):
+        settings.load_profile("fixed")
 
 
 def _names(config: pytest.Config, marker: str) -> bool:

@@ -19,7 +19,7 @@ from support.layers import skip
 def test_passes(request):
     marks = {mark.name for mark in request.node.iter_markers()}
     assert "unit" in marks
-    assert request.node.get_closest_marker("timeout").args == (120,)
+    assert request.node.get_closest_marker("timeout").args == (300,)
 
 @pytest.mark.full("cache")
 def test_long():
@@ -55,7 +55,7 @@ def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
 
 
