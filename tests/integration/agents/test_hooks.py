@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kinemill.agents.hooks import hook_path
+from support.process import patient_python
 
 
 def run_hook(tmp_path: Path, python: str, toml: str = "", hook: str = "prolog") -> subprocess.CompletedProcess[str]:
@@ -29,7 +30,7 @@ def run_hook(tmp_path: Path, python: str, toml: str = "", hook: str = "prolog") 
         "KINEMILL_RUN_DIR": str(tmp_path / "shim"),
     }
     return subprocess.run(
-        ["/bin/sh", str(hook_path(hook))], env=env, capture_output=True, text=True, check=False, cwd="/", timeout=60
+        ["/bin/sh", str(hook_path(hook))], env=env, capture_output=True, text=True, check=False, cwd="/", timeout=300
     )
 
 
@@ -38,7 +39,7 @@ NO_DISKS = "[hardware]\nscratch_dirs = []\n"
 
 @pytest.mark.parametrize("hook", ["prolog", "epilog", "healthcheck"])
 def test_a_healthy_node_lets_the_job_through_in_silence(tmp_path: Path, hook: str) -> None:
-    done = run_hook(tmp_path, sys.executable, NO_DISKS, hook)
+    done = run_hook(tmp_path, patient_python(tmp_path), NO_DISKS, hook)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not (tmp_path / "shim" / "agent_missing").exists()
     verdict = json.loads((tmp_path / "run" / "verdict.json").read_text())
@@ -47,13 +48,13 @@ def test_a_healthy_node_lets_the_job_through_in_silence(tmp_path: Path, hook: st
 
 
 def test_a_measured_fault_refuses_and_leaves_a_reason_for_the_reporter(tmp_path: Path) -> None:
-    done = run_hook(tmp_path, sys.executable, NO_DISKS + "cpus = 100000\n")
+    done = run_hook(tmp_path, patient_python(tmp_path), NO_DISKS + "cpus = 100000\n")
     assert done.returncode == 1
     assert "host.cpus" in done.stderr
     verdict = json.loads((tmp_path / "run" / "verdict.json").read_text())
     assert verdict["reason"].startswith(f"kinemill1|host.cpus|H|cpus_missing|{verdict['event']}|")
     assert verdict["job_id"] == 77
-    again = run_hook(tmp_path, sys.executable, NO_DISKS + "cpus = 100000\n")
+    again = run_hook(tmp_path, patient_python(tmp_path), NO_DISKS + "cpus = 100000\n")
     assert again.returncode == 1
     assert json.loads((tmp_path / "run" / "verdict.json").read_text())["event"] == verdict["event"]
 
@@ -80,7 +81,7 @@ def test_a_broken_agent_never_drains_a_node_and_is_counted(tmp_path: Path, scrip
 
 
 def test_a_misspelt_setting_is_let_through_and_counted_not_drained(tmp_path: Path) -> None:
-    done = run_hook(tmp_path, sys.executable, "[hardware]\ngpu = 8\n")
+    done = run_hook(tmp_path, patient_python(tmp_path), "[hardware]\ngpu = 8\n")
     assert done.returncode == 0
     assert "did you mean 'gpus'" in done.stderr
     assert (tmp_path / "shim" / "agent_missing").exists()
@@ -88,15 +89,15 @@ def test_a_misspelt_setting_is_let_through_and_counted_not_drained(tmp_path: Pat
 
 def test_the_second_unknown_in_a_row_refuses(tmp_path: Path) -> None:
     toml = NO_DISKS + 'gpus = 8\n[checks]\ndisabled = ["gpu.nvml"]\n'
-    missing = run_hook(tmp_path, sys.executable, toml)
+    missing = run_hook(tmp_path, patient_python(tmp_path), toml)
     assert missing.returncode == 0
-    second = run_hook(tmp_path, sys.executable, toml)
+    second = run_hook(tmp_path, patient_python(tmp_path), toml)
     assert second.returncode == 1
     assert "|T|" in json.loads((tmp_path / "run" / "verdict.json").read_text())["reason"]
 
 
 def test_a_missing_library_refuses_at_once(tmp_path: Path) -> None:
-    done = run_hook(tmp_path, sys.executable, NO_DISKS + "gpus = 8\n")
+    done = run_hook(tmp_path, patient_python(tmp_path), NO_DISKS + "gpus = 8\n")
     assert done.returncode == 1
     assert "library_missing" in json.loads((tmp_path / "run" / "verdict.json").read_text())["reason"]
 
@@ -104,7 +105,7 @@ def test_a_missing_library_refuses_at_once(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root could have written there anyway; run as root")
 def test_a_state_folder_that_cannot_be_written_does_not_change_the_decision(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the folder should be")
-    done = run_hook(tmp_path, sys.executable, NO_DISKS + "cpus = 100000\n")
+    done = run_hook(tmp_path, patient_python(tmp_path), NO_DISKS + "cpus = 100000\n")
     assert done.returncode == 1
     assert "could not be written" in done.stderr
 
@@ -120,7 +121,7 @@ def test_python_is_isolated_from_the_jobs_folder(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0
     assert "boot_id" in done.stdout

@@ -59,6 +59,6 @@ def test_where_nobody_listens_the_asker_is_told(tmp_path: Path, what: str) -> No
 
 def test_started_by_hand_it_says_what_to_use() -> None:
     command = [sys.executable, "-I", "-m", "kinemill.agents.requests"]
-    done = subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
     assert "kinemill-node ask" in done.stderr

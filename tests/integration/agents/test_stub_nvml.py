@@ -15,6 +15,7 @@ import pytest
 from kinemill.agents.hooks import hook_path
 from kinemill.agents.verdict import read_verdict
 from support.layers import skip, skip_if
+from support.process import patient_python
 
 REPO = Path(__file__).resolve().parents[3]
 STUB = REPO / "control/src/kinemill/control/sandbox/data/nvml.c"
@@ -30,7 +31,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, flags in (("whole", []), ("partial", ["-DPARTIAL"])):
         (folder / name).mkdir()
         out = str(folder / name / "libnvidia-ml.so.1")
-        subprocess.run(["gcc", "-shared", "-fPIC", *flags, "-o", out, str(STUB)], check=True, timeout=120)
+        subprocess.run(["gcc", "-shared", "-fPIC", *flags, "-o", out, str(STUB)], check=True, timeout=300)
     (folder / "empty").mkdir()
     (folder / "empty" / "libnvidia-ml.so.1").touch()
     return folder
@@ -41,7 +42,13 @@ def prolog(tmp_path: Path, libraries: Path) -> Callable[..., subprocess.Complete
     """Run a hook on a node with GPU state lines; agents.toml may be added to."""
 
     def run(
-        *state: str, library: str = "whole", hook: str = "prolog", toml: str = "", job: int = 77, gpus: str = "0,1,2,3"
+        *state: str,
+        library: str = "whole",
+        hook: str = "prolog",
+        toml: str = "",
+        job: int = 77,
+        gpus: str = "0,1,2,3",
+        patient: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         (tmp_path / "nvml.state").write_text(
             "\n".join([f"count {GPUS}", *(f"gpu{i}.uuid GPU-{i}" for i in range(GPUS)), *state]) + "\n"
@@ -57,13 +64,13 @@ def prolog(tmp_path: Path, libraries: Path) -> Callable[..., subprocess.Complete
             "SLURM_JOB_ID": str(job),
             **({"SLURM_JOB_GPUS": gpus} if gpus else {}),
             "KINEMILL_CONFIG_DIR": str(tmp_path),
-            "KINEMILL_AGENT_PYTHON": sys.executable,
+            "KINEMILL_AGENT_PYTHON": patient_python(tmp_path) if patient else sys.executable,
             "KINEMILL_RUN_DIR": str(tmp_path / "shim"),
             "LD_LIBRARY_PATH": str(libraries / library),
             "KINEMILL_STUB_NVML": str(tmp_path / "nvml.state"),
         }
         command = ["/bin/sh", str(hook_path(hook))]
-        done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=False, timeout=100)
+        done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=False, timeout=300)
         assert not (tmp_path / "shim" / "agent_missing").exists(), done.stderr
         return done
 
@@ -130,10 +137,10 @@ def test_an_old_driver_without_newer_functions_is_not_broken(prolog: Prolog) -> 
 def test_a_library_that_never_returns_is_unknown_once_and_refused_twice(
     prolog: Prolog, tmp_path: Path, call: str
 ) -> None:
-    first = prolog(f"hang.{call} 600")
+    first = prolog(f"hang.{call} 600", patient=False)
     assert first.returncode == 0
     assert "UNKNOWN" in first.stderr
-    assert prolog(f"hang.{call} 600", job=78).returncode == 1
+    assert prolog(f"hang.{call} 600", job=78, patient=False).returncode == 1
     assert "|T|" in code(tmp_path)
     metrics = (tmp_path / "metrics" / "kinemill_node.prom").read_text()
     assert 'kinemill_check_timeouts_total{check="nvml"} 2' in metrics
@@ -197,7 +204,7 @@ def test_a_prolog_needs_no_controller(prolog: Prolog, libraries: Path, tmp_path:
         "KINEMILL_STUB_NVML": str(tmp_path / "nvml.state"),
     }
     command = [sys.executable, "-I", "-c", script]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -217,13 +224,13 @@ def test_a_disk_that_takes_nothing_does_not_change_the_decision(
         "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
         "SLURM_JOB_ID": "1",
         "KINEMILL_CONFIG_DIR": str(tmp_path),
-        "KINEMILL_AGENT_PYTHON": sys.executable,
+        "KINEMILL_AGENT_PYTHON": patient_python(tmp_path),
         "KINEMILL_RUN_DIR": str(tmp_path / "shim"),
         "LD_LIBRARY_PATH": str(libraries / "whole"),
         "KINEMILL_STUB_NVML": str(tmp_path / "nvml.state"),
     }
     command = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c"]
     command.append(f"{script}; exec /bin/sh {hook_path('prolog')}")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == expected, done.stderr
     assert "could not be written" in done.stderr

@@ -25,6 +25,7 @@ from kinemill.errors import (
     UnavailableError,
     UsageError,
 )
+from kinemill.process import ProcessId
 from kinemill.slurm import jsonform, run, text
 from kinemill.slurm.cli import CliSlurm
 from kinemill.slurm.hostlist import expand_hostlist
@@ -236,23 +237,20 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeyp
     tool(tmp_path, "scontrol", "sleep 600 & echo $! >$0.pid; wait", monkeypatch)
     started = time.monotonic()
     with pytest.raises(DeadlineError, match="scontrol"):
-        CliSlurm(timeout_s=0.3).nodes()
-    assert time.monotonic() - started < 60
+        CliSlurm(timeout_s=4).nodes()  # time for the shell to come to its child
+    assert time.monotonic() - started < 200, "it was waited for to its end"
     child = int((tmp_path / "scontrol.pid").read_text())
-    until = time.monotonic() + 20
-    while (path := Path(f"/proc/{child}/stat")).exists() and time.monotonic() < until:
-        if path.read_text().rsplit(")", 1)[1].split()[0] in "ZX":
-            break
+    until = time.monotonic() + 60
+    while ProcessId.of(child) is not None:
+        assert time.monotonic() < until, f"child {child} of the command outlived it"
         time.sleep(0.01)
-    else:
-        assert not path.exists()
 
 
 def test_a_command_that_prints_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MAX_BYTES", 1 << 20)
     tool(tmp_path, "scontrol", "yes", monkeypatch)
     with pytest.raises(ExternalError, match="MiB"):
-        run_here(["scontrol"], {}, 30)
+        run_here(["scontrol"], {}, 200)
 
 
 def test_a_missing_command_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

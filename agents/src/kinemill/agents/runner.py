@@ -27,7 +27,8 @@ __all__ = ["BUDGET_S", "PROBE_S", "Report", "run_checks", "run_probes"]
 
 BUDGET_S = 10.0
 PROBE_S = 2.0
-_REAP_S = 0.2
+_REAP_S = 1.0
+"""For a child that ended or was killed to be gone: a busy node takes its time, one stuck in the kernel never goes."""
 _MAX_BYTES = 16 << 20
 _PR_SET_PDEATHSIG = 1
 
