@@ -28,6 +28,8 @@ from support.layers import skip
 __all__ = ["card_of", "debian_major", "fresh_catalog", "pair", "postgres", "receipt_of", "servers"]
 
 _FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_STILL = {"autovacuum": "off"}
+"""An analysis that the server begins by itself is a transaction, and no export passes an open one."""
 _numbers = itertools.count()
 _free: dict[str, list[str]] = {}
 
@@ -50,7 +52,7 @@ def postgres(binaries: str = "wheel", *, folder: Path | None = None, durable: bo
     """A server; unless `durable`, one that a power cut may hurt and that is faster for it."""
     if binaries == "debian" and debian_major() is None:
         skip("Debian's PostgreSQL is not installed", run="apt-get install postgresql-15, then make test")
-    with PostgresServer(folder, binaries=binaries, settings={} if durable else _FAST) as server:
+    with PostgresServer(folder, binaries=binaries, settings=_STILL if durable else _STILL | _FAST) as server:
         yield server
 
 

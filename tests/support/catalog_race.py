@@ -76,6 +76,16 @@ def _start(url: str, seed: int, count: int, journal: Path) -> subprocess.Popen[b
     return subprocess.Popen([sys.executable, "-c", script, url, str(seed), str(count), str(journal)], env=env)
 
 
+def _caught_up(reader: psycopg.Connection, safe: Watermark) -> bool:
+    """Whether the careful reader stands at the last row; it does once no older transaction is open any more.
+
+    The server takes a moment to notice that a writer was killed, and may have transactions of its own.
+    """
+    found = reader.execute("select xid::text::bigint, seq from kinemill.outbox order by xid desc, seq desc limit 1")
+    last = found.fetchone()
+    return last is None or (safe.xid, safe.seq) >= (last[0], last[1])
+
+
 def _journal(folder: Path) -> dict[str, set[uuid.UUID]]:
     found: dict[str, set[uuid.UUID]] = {"try": set(), "did": set(), "never": set()}
     for path in folder.glob("w-*"):
@@ -89,6 +99,8 @@ def _journal(folder: Path) -> dict[str, set[uuid.UUID]]:
 def run_race(url: str, folder: Path, *, commits: int, writers: int = 8, kills: int = 4, seed: int = 1) -> RaceResult:
     """Race `writers` processes against three readers that poll every few milliseconds."""
     result = RaceResult()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("delete from kinemill.outbox")  # of a race before this one
     seen: dict[str, Counter[uuid.UUID]] = {"safe": Counter(), "seq": Counter(), "time": Counter()}
     rng = random.Random(seed)
     share = -(-commits // writers)
@@ -101,6 +113,7 @@ def run_race(url: str, folder: Path, *, commits: int, writers: int = 8, kills: i
         assert last_time is not None
         at = last_time[0]
         finished = False
+        deadline = time.monotonic() + (600 if commits < 1000 else 3600)
         while True:
             finished = all(process.poll() is not None for process in running.values())
             # The exporter's own way: a span that is safe to read, then its rows.
@@ -116,8 +129,10 @@ def run_race(url: str, folder: Path, *, commits: int, writers: int = 8, kills: i
             for row in reader.execute(_NAIVE_TIME.replace("episode_id, at", "episode_id, at::text"), [at]).fetchall():
                 seen["time"][row[0]] += 1
                 at = row[1]
-            if finished:
+            if finished and _caught_up(reader, safe):
                 break  # this turn read after the last commit
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the careful reader stands at {safe} and gets no further")
             if result.killed < kills and len(_journal(folder)["did"]) > commits * (result.killed + 1) // (kills + 2):
                 victim = rng.choice([i for i, process in running.items() if process.poll() is None] or [-1])
                 if victim >= 0:

@@ -36,7 +36,7 @@ def together(count: int, body: Callable[[int], object]) -> tuple[list[object], l
     errors: list[BaseException] = []
 
     def one(i: int) -> None:
-        gate.wait(30)
+        gate.wait(120)
         try:
             results.append(body(i))
         except KinemillError as exc:

@@ -29,7 +29,7 @@ from kinemill.store import MemoryStore
 from support.catalog import card_of, fresh_catalog, pair, postgres
 
 
-def until(condition: object, what: str, timeout_s: float = 60) -> None:
+def until(condition: object, what: str, timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, what
