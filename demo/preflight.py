@@ -93,7 +93,7 @@ def _available_memory() -> int | None:
 
 
 @contextlib.contextmanager
-def alone(folder: Path, *, wait_s: float = 60.0) -> Iterator[int]:
+def alone(folder: Path, *, wait_s: float = 300.0) -> Iterator[int]:
     """One demo at a time in a folder.
 
     The lock is the kernel's, so a killed run leaves none behind. Commands inherit it: where a run was killed and one of

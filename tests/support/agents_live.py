@@ -31,7 +31,7 @@ def site_packages(folder: Path) -> Path:
             cwd=REPO / name,
             check=True,
             capture_output=True,
-            timeout=120,
+            timeout=300,
         )
     site = folder / "site"
     for wheel in sorted(wheels.glob("*.whl")):

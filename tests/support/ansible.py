@@ -84,7 +84,7 @@ def render(template: Path, *, role: Path, inventory: Path, extra: Mapping[str, A
     return str(text)
 
 
-def playbook(*arguments: str | Path, deadline_s: float = 240, cwd: Path = REPO) -> subprocess.CompletedProcess[str]:
+def playbook(*arguments: str | Path, deadline_s: float = 600, cwd: Path = REPO) -> subprocess.CompletedProcess[str]:
     """Run ansible-playbook from the test's own environment.
 
     Args:

@@ -147,7 +147,7 @@ class Site:
             start_new_session=True,
         )
 
-    def run(self, *arguments: str, deadline_s: float = 240) -> tuple[int, str, str]:
+    def run(self, *arguments: str, deadline_s: float = 600) -> tuple[int, str, str]:
         """The same, waited for: exit code, standard output, standard error."""
         process = self.start(*arguments)
         try:

@@ -19,7 +19,7 @@ from support.muon_fabric import CARD, Fabric, enter
 
 __all__ = ["Failed", "Fleet", "fleet"]
 
-_DEADLINE_S = 90.0
+_DEADLINE_S = 300.0
 _PRELOAD = [
     "torch",
     "torch._dynamo",  # the first optimizer of a process imports it: seconds of CPU, once instead of once a worker
@@ -140,7 +140,7 @@ def _serve(pipe: Connection, env: dict[str, str]) -> None:
     os.environ.update(env)
     torch.set_num_threads(1)
     rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
-    limit = dt.timedelta(seconds=60)
+    limit = dt.timedelta(seconds=240)
     if rank == 0:
         store = TCPStore(env["TEST_MASTER"], 0, world, is_master=True, wait_for_workers=False, timeout=limit)
         pipe.send(store.port)

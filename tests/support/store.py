@@ -16,7 +16,7 @@ from kinemill.store.s3 import S3Store
 
 __all__ = ["QUICK", "Answer", "Liar", "liar_before"]
 
-QUICK = Retry(attempts=4, base_s=0.01, cap_s=0.05, deadline_s=20)
+QUICK = Retry(attempts=4, base_s=0.01, cap_s=0.05, deadline_s=300)
 """Retries that do not make a test wait."""
 
 
@@ -89,7 +89,7 @@ def liar_before(server: S3Server, prefix: str = "lies") -> Iterator[Liar]:
             }
             signed = signer._sign(self.command, path, _sorted(query), keep, hashlib.sha256(body).hexdigest())
             signed["content-length"] = str(len(body))
-            connection = http.client.HTTPConnection(signer._host, timeout=30)
+            connection = http.client.HTTPConnection(signer._host, timeout=300)
             try:
                 connection.request(self.command, path + (f"?{query}" if query else ""), body=body, headers=signed)
                 got = connection.getresponse()
@@ -115,7 +115,7 @@ def liar_before(server: S3Server, prefix: str = "lies") -> Iterator[Liar]:
     thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     address = S3Address(server.bucket, prefix, endpoint=f"http://127.0.0.1:{liar.port}")
-    liar.store = S3Store(address, server.credentials, retry=QUICK, timeout_s=10)
+    liar.store = S3Store(address, server.credentials, retry=QUICK, timeout_s=120)
     try:
         yield liar
     finally:

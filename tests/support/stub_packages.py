@@ -81,7 +81,7 @@ def spank_stub(folder: Path, slurm: str) -> Path:
     target = folder / "spank_pyxis.so"
     number = (major << 16) | (minor << 8) | micro
     command = ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", f"-DVERSION={number}", "-o", str(target), "-x", "c", "-"]
-    done = subprocess.run(command, input=_SPANK, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, input=_SPANK, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return target
 
@@ -118,7 +118,7 @@ def make_source(folder: Path, stubs: Sequence[Stub]) -> Path:
             key.write_text(_call([*base, "--armor", "--export"]), encoding="ascii")
         _call([*base, "--clearsign", "--output", str(folder / "InRelease"), str(folder / "Release")])
     finally:
-        subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], timeout=60, check=False)
+        subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], timeout=300, check=False)
     for path in [folder, *folder.iterdir()]:
         path.chmod(0o755 if path.is_dir() else 0o644)
     return key
@@ -166,6 +166,6 @@ def content_is_program(content: str | Path) -> bool:
 
 
 def _call(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{command[0]}: {done.stderr}"
     return done.stdout

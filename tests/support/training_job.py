@@ -36,7 +36,7 @@ class Ranks:
             pipe.send((work, args))
         answers = []
         for rank, pipe in enumerate(self._pipes):
-            assert pipe.poll(120), f"rank {rank} did not answer within 120 s"
+            assert pipe.poll(300), f"rank {rank} did not answer within 300 s"
             answers.append(pipe.recv())
         for answer in answers:
             if isinstance(answer, BaseException):

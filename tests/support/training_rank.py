@@ -116,7 +116,7 @@ def _ask_to_stop() -> None:
 
 
 def _let_saves_end() -> None:
-    """Every save is on the disk by the poll after it: these steps take no time, so a slow disk would leave saves out."""
+    """Every save is on the disk by the poll after it: these steps take no time, a slow disk would leave saves out."""
     poll = Checkpointer.poll
 
     def patient(saver: Checkpointer, *, stop: bool = False) -> bool:

@@ -12,7 +12,7 @@ HEAVY = ("torch", "pandas", "av", "numpy", "pyarrow", "prometheus_client", "obst
 
 def loaded_by(code: str) -> set[str]:
     script = f"import sys\n{code}\nprint(*[m for m in {HEAVY} if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     return set(out.stdout.split())
 
 

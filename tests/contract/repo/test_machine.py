@@ -44,7 +44,7 @@ def run(tree: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 

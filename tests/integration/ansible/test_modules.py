@@ -28,7 +28,7 @@ def run(module: Path, *, check: bool = False, **arguments: Any) -> dict[str, Any
     code += "import json; args = json.load(sys.stdin)['ANSIBLE_MODULE_ARGS']\n"
     code += f"with patch_module_args(args): runpy.run_path({str(module)!r}, run_name='__main__')\n"
     done = subprocess.run(
-        [sys.executable, "-c", code], input=text, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], input=text, capture_output=True, text=True, timeout=300, check=False
     )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

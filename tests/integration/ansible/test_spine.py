@@ -38,7 +38,7 @@ class Site:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=300,
         )
         return str(json.loads(done.stdout)["version"])
 

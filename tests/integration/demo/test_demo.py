@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,12 +19,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 300
-DEADLINE_S = 800
+DEADLINE_S = 1500
 """For a run on a machine that does other things, too; two idle cores need about 90 s."""
 ARGUMENTS = ["--steps", str(STEPS)]
 
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(3600)
 
 
 class Demo:
@@ -55,7 +56,7 @@ class Demo:
     def clean(self) -> str:
         """`make clean-demo`."""
         command = [sys.executable, "-m", "demo.clean", "--dir", str(self.folder)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return done.stderr
 
@@ -89,6 +90,14 @@ def living(folder: Path) -> list[str]:
     return found
 
 
+def nobody_left(folder: Path) -> None:
+    """See that all of them end; the kernel takes its time with the last ones."""
+    deadline = time.monotonic() + 60
+    while left := living(folder):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     found = Demo(tmp_path_factory.mktemp("demo") / "build")
@@ -113,7 +122,7 @@ def test_killed_in_the_middle_of_the_ingest_and_meanwhile_a_second_one_is_refuse
     assert f"the demo is running already, as process {process.pid}" in said
     # when the first is killed where it stands
     os.kill(process.pid, signal.SIGKILL)
-    assert process.wait(30) == -signal.SIGKILL
+    assert process.wait(120) == -signal.SIGKILL
 
 
 def test_ctrl_c_in_the_middle_of_the_training(demo: Demo) -> None:
@@ -122,9 +131,9 @@ def test_ctrl_c_in_the_middle_of_the_training(demo: Demo) -> None:
     until(process, log, "attempt 1 begins")
     os.killpg(process.pid, signal.SIGINT)
     # then it says where, and nothing is left running
-    assert process.wait(120) == 130
+    assert process.wait(300) == 130
     assert "interrupted in 'train, killed once on the way'" in log.read_text()
-    assert living(demo.folder) == []
+    nobody_left(demo.folder)
     # and what the killed run had finished was not done again
     assert "gantry_ros2: nothing to ingest, all 9 recordings were ingested before" in log.read_text()
 
@@ -173,7 +182,9 @@ def test_the_page_is_whole_in_itself(demo: Demo) -> None:
 def test_run_again_it_ingests_nothing_and_says_so_though_its_port_is_taken(demo: Demo) -> None:
     # given that somebody took the port that the object store had
     port = json.loads((demo.folder / "state" / "s3" / "server.json").read_text())["s3.port"]
-    with socket.create_server(("127.0.0.1", port)):
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # somebody else on this machine has it already
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
         code, said = demo.run()
     # then another port does, and nothing is done twice
     assert code == 0, said
@@ -193,5 +204,5 @@ def test_cleaned_away_nothing_is_left(demo: Demo) -> None:
     demo.clean()
     assert not demo.folder.exists()
     assert outside is None or not outside.exists()
-    assert living(demo.folder) == []
+    nobody_left(demo.folder)
     assert "nothing to remove" in demo.clean()

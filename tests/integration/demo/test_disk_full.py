@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """Cleaned away however the test ends: a database of root's lies outside it."""
     found = tmp_path / "build"
     yield found
-    subprocess.run([sys.executable, "-m", "demo.clean", "--dir", str(found)], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "demo.clean", "--dir", str(found)], cwd=ROOT, check=True, timeout=300)
     assert not found.exists()
 
 

@@ -84,7 +84,7 @@ def test_a_command_that_outlives_its_killed_run_is_waited_for(tmp_path: Path) ->
         # then a run that does not wait is told, and one that waits gets in
         with pytest.raises(ConflictError, match="does not end"), preflight.alone(tmp_path, wait_s=0.0):
             pass
-        child.communicate(timeout=60)
+        child.communicate(timeout=300)
         with preflight.alone(tmp_path):
             pass
     finally:
@@ -103,7 +103,7 @@ def test_an_old_python_is_told_what_to_do() -> None:
     # given the file as an old interpreter would read it, up to the version check
     source = (Path(pipeline.__file__).with_name("run.py")).read_text()
     head = source[: source.index("import argparse")].replace("sys.version_info < (3, 11)", "True")
-    done = subprocess.run([sys.executable, "-c", head], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", head], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
     assert "too old, 3.11 is needed: make demo-local PYTHON=" in done.stderr
 

@@ -43,9 +43,9 @@ def test_a_reader_works_on_in_a_child(method: str, tmp_path: Path) -> None:
     for child in children:
         child.start()
     mine = [right(reader, k) for k in (5, 50)]
-    found = [results.get(timeout=60) for _ in children]
+    found = [results.get(timeout=300) for _ in children]
     for child in children:
-        child.join(timeout=60)
+        child.join(timeout=300)
     # then all are right, and all ended
     assert [child.exitcode for child in children] == [0, 0]
     assert found == [[True] * 3] * 2
@@ -70,10 +70,15 @@ def test_ten_thousand_reads_keep_memory_flat() -> None:
     windows = [[Window.at("/cam/0", stamp(k)), Window.at("/cam/1", stamp(k))] for k in range(60)]
     for k in range(300):
         reader.read(windows[k % 60])
-    before = resident()
-    for k in range(1500):
-        reader.read(windows[k % 60])
-    assert resident() - before < 8 << 20
+    grown = []
+    for _ in range(3):  # what leaks does so each time; what else happens in this process does not
+        before = resident()
+        for k in range(1500):
+            reader.read(windows[k % 60])
+        grown.append(resident() - before)
+        if grown[-1] < 8 << 20:
+            break
+    assert min(grown) < 8 << 20, grown
     assert len(SHARED) <= 16
 
 

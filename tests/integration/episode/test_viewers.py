@@ -93,7 +93,7 @@ def test_mcap_core_reads_all_or_one_topic(path: Path, topic: str, tmp_path: Path
     shutil.copy(Path(__file__).with_name("read_with_mcap_core.mjs"), script)
     (tmp_path / "node_modules").symlink_to(NPM)
     done = subprocess.run(
-        [node, script, path, *([topic] if topic else [])], capture_output=True, text=True, timeout=120, check=False
+        [node, script, path, *([topic] if topic else [])], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -105,7 +105,7 @@ def test_mcap_core_reads_all_or_one_topic(path: Path, topic: str, tmp_path: Path
 def rerun(home: Path, *args: object) -> str:
     environ = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "RERUN_ANALYTICS": "0"}
     done = subprocess.run(
-        [RERUN, *map(str, args)], env=environ, capture_output=True, text=True, timeout=200, check=False
+        [RERUN, *map(str, args)], env=environ, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

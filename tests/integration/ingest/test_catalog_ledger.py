@@ -131,7 +131,7 @@ def test_killed_at_any_moment_the_next_run_completes_and_nothing_is_doubled(
             run.send_signal(signal.SIGKILL)
             run.wait()
 
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=250)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=300)
 
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -140,7 +140,7 @@ def test_killed_at_any_moment_the_next_run_completes_and_nothing_is_doubled(
     store = open_store(f"file://{store_folder}")
     assert len(list(store.list("episodes/"))) == 2, "the same recording gives the same key"
     assert [p.name for p in (tmp_path / "w" / "ingest").iterdir() if p.is_dir()] == []
-    again = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=100)
+    again = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert json.loads(again.stdout)["done_before"] == 2
     assert again.returncode == 0
 
@@ -157,12 +157,12 @@ def test_asked_to_stop_it_gives_its_claims_back_and_leaves_nothing(
         time.sleep(0.01)
 
     run.send_signal(number)
-    _, stderr = run.communicate(timeout=60)
+    _, stderr = run.communicate(timeout=300)
 
     assert run.returncode == 130, stderr
     assert [p.name for p in (tmp_path / "w" / "ingest").iterdir() if p.is_dir()] == []
     started = time.monotonic()
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert json.loads(done.stdout)["failed"] == []
     assert catalog.counts()["published"] == 2
     assert "claimed by another run" not in done.stderr, f"it waited {time.monotonic() - started:.0f} s"
@@ -183,13 +183,13 @@ def test_a_full_disk_is_a_clear_message_and_the_next_run_works(catalog: Catalog,
         argv[argv.index("--work-dir") + 1] = str(small / "w")
         filler = small / "filler"
         filler.write_bytes(bytes(50 << 20))
-        full = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=100)
+        full = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=300)
         assert full.returncode == 1
         assert "MiB free" in full.stderr
         assert "make room" in full.stderr
         filler.unlink()
 
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=200)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=300)
 
         assert json.loads(done.stdout)["published"] == 2
     finally:
@@ -204,7 +204,7 @@ from kinemill.pipelines.ingest.catalog_ledger import CatalogLedger
 with Catalog(sys.argv[1]) as catalog:
     assert CatalogLedger(catalog, lease_s=600).claim("v/d", "publish", 1, "a" * 64)
 """
-    subprocess.run([sys.executable, "-c", code, catalog.libpq_url], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, catalog.libpq_url], check=True, timeout=300)
     mine = CatalogLedger(catalog, lease_s=600)
     held = mine.claim("v/d", "publish", 1, "b" * 64)
     assert mine.claim("v/d", "publish", 1, "a" * 64) is None

@@ -41,7 +41,7 @@ def ref(tmp_path: Path, store: FolderStore) -> ManifestRef:
     return ref
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what}"
@@ -64,7 +64,7 @@ def test_eight_processes_make_one_download(store: FolderStore, ref: ManifestRef,
         rank.start()
     # when each opens the manifest
     for rank in ranks:
-        rank.join(60)
+        rank.join(300)
     # then the store saw one download, and every rank the same rows
     assert [rank.exitcode for rank in ranks] == [0] * count
     assert len({out.get() for _ in range(count)}) == 1
@@ -133,7 +133,7 @@ def test_a_fetcher_killed_half_way_leaves_nothing_that_hinders(
     child.start()
     until(lambda: store.requests()["get_range"] >= 3, "the child fetches")
     os.kill(child.pid or 0, signal.SIGKILL)
-    child.join(10)
+    child.join(120)
     left = list(folder.glob("*.part"))
     assert len(left) == 1
     # when the next process comes
@@ -187,7 +187,7 @@ def test_a_really_full_file_system_is_the_same(tmp_path: Path) -> None:
         ["unshare", "--mount", "sh", "-c", mount, "sh", str(small), sys.executable, str(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     ).stdout
     assert "no room for manifest big: needs 67108864 bytes" in told
@@ -300,13 +300,13 @@ def test_a_manifest_opened_in_a_fork_is_in_use_until_the_fork_ends(store: Folder
     manifest = open_manifest(ref, store=store, folder=folder)
     context = mp.get_context("fork")
     stop = context.Event()
-    child = context.Process(target=stop.wait, args=(30,))
+    child = context.Process(target=stop.wait, args=(600,))
     child.start()
     del manifest
     forget_open()  # this process lets go, the fork does not
     assert collect(folder, keep=0) == []
     stop.set()
-    child.join(10)
+    child.join(120)
     assert [p.suffix for p in collect(folder, keep=0)] == [".arrow"]
 
 

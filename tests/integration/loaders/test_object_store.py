@@ -25,7 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S3Store, Re
     folder = tmp_path_factory.mktemp("s3")
     with S3Server() as server, Relay(server.endpoint) as relay:
         address = replace(server.address, endpoint=relay.endpoint)
-        store = S3Store(address, server.credentials, retry=Retry(attempts=4, base_s=0.01, deadline_s=20))
+        store = S3Store(address, server.credentials, retry=Retry(attempts=4, base_s=0.01, deadline_s=300))
         made = [make_episode(store, seed=i, frames=FRAMES) for i in range(2)]
         publish(store, manifest_of(folder / "m.arrow", [m.row for m in made]), id="demo")
         yield store, relay, folder
@@ -64,7 +64,7 @@ def test_a_flapping_store_loses_nothing(site, workers: int, tmp_path: Path) -> N
     store, relay, _ = site
     relay.set_delay(0.0)
     # more attempts than faults can meet one request: they are armed again while workers are busy with the last ones
-    patient = S3Store(store.address, store._credentials, retry=Retry(attempts=12, base_s=0.01, deadline_s=60))
+    patient = S3Store(store.address, store._credentials, retry=Retry(attempts=12, base_s=0.01, deadline_s=300))
     manifest = open_manifest(resolve(patient, "demo"), store=patient, folder=tmp_path)
     data = SparseWindows(manifest, WINDOWS, store=patient, read=ReadSettings(prefetch=0, cache_mib=0))
     loader = data.loader(10, workers=workers, multiprocessing_context="fork" if workers else None)

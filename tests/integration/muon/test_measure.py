@@ -55,7 +55,7 @@ def test_the_command_measures_under_torchrun() -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

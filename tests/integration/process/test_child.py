@@ -35,7 +35,7 @@ ENV = {"PATH": os.environ["PATH"]}
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
-def until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], object], what: str, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what
@@ -84,8 +84,12 @@ def test_the_ports_of_the_last_run_are_taken_again_if_they_are_free() -> None:
         known = first.as_dict()
         with Ports(["a"], prefer=known) as second:
             assert second["a"] != known["a"], "a reservation was shared"
-    with Ports(["a"], prefer=known) as third:
-        assert third["a"] == known["a"]
+    for _ in range(20):  # somebody else on this machine may have taken it meanwhile: then that one's next
+        with Ports(["a"], prefer=known) as third:
+            if third["a"] == known["a"]:
+                return
+            known = third.as_dict()
+    raise AssertionError("no port of a last run was taken again")
 
 
 def test_only_loopback() -> None:
@@ -156,7 +160,7 @@ def test_the_account_of_root_is_not_root() -> None:
 def test_it_starts_says_when_it_is_ready_and_stops(tmp_path: Path) -> None:
     with OwnedFolder(tmp_path / "s") as owned:
         server = child(owned.path, SLEEPER)
-        server.start(lambda: "up" in server.tail(), timeout_s=20)
+        server.start(lambda: "up" in server.tail(), timeout_s=120)
         pid = server.pid
         assert pid is not None
         assert alive(pid)
@@ -171,7 +175,7 @@ def test_an_early_death_shows_the_log(tmp_path: Path) -> None:
     with OwnedFolder(tmp_path / "s") as owned:
         server = child(owned.path, [sys.executable, "-c", "print('no such flag: --wrong'); raise SystemExit(3)"])
         with pytest.raises(UnavailableError, match=r"status 3 .*\n?.*no such flag"):
-            server.start(lambda: False, timeout_s=20)
+            server.start(lambda: False, timeout_s=120)
 
 
 def test_not_ready_in_time_is_stopped(tmp_path: Path) -> None:
@@ -192,7 +196,7 @@ def test_what_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> Non
     """)
     with OwnedFolder(tmp_path / "s") as owned:
         server = child(owned.path, [sys.executable, "-c", stubborn])
-        server.start(lambda: "kid" in server.tail(), timeout_s=20)
+        server.start(lambda: "kid" in server.tail(), timeout_s=120)
         kid = int(server.tail().split()[-1])
         server.stop(grace_s=0.3)
         until(lambda: not alive(kid), "the child's child outlived it")

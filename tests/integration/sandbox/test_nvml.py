@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 def ask(folder: Path, tmp_path: Path) -> Ask:
     """Evaluate an expression in a fresh process that loads the stub through nvidia-ml-py."""
 
-    def run(expression: str, *, variant: str = "whole", deadline_s: float = 60) -> object:
+    def run(expression: str, *, variant: str = "whole", deadline_s: float = 300) -> object:
         libraries = tmp_path / variant
         libraries.mkdir(exist_ok=True)
         link = libraries / "libnvidia-ml.so.1"

@@ -141,7 +141,7 @@ def test_many_threads_share_a_store(store: Store) -> None:
 
 
 def _use(store: Store, answers: multiprocessing.SimpleQueue[object]) -> None:
-    signal.alarm(60)
+    signal.alarm(300)
     try:
         made = store.put_if_absent(f"from-{os.getpid()}", b"child")
         got = store.get("shared"), store.get_ranges("shared", [(0, 2), (2, 3)]), made.size_bytes
@@ -162,7 +162,7 @@ def test_a_store_works_on_the_far_side_of_a_fork_or_spawn(store: Store, method: 
         child.start()
     got = [answers.get() for _ in children]
     for child in children:
-        child.join(60)
+        child.join(300)
     assert got == [((b"01234", [b"01", b"234"], 5), ["shared"])] * 2
     assert store.get("shared") == b"01234", "the parent goes on"
 

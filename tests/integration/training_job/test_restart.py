@@ -49,7 +49,7 @@ def launch(folder: Path, crash: str = "", *, hang_s: float = 0.0) -> dict[str, A
         env={**os.environ, "CRASH": crash},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     lines = done.stdout.splitlines()

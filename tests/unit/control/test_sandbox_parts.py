@@ -281,9 +281,9 @@ def test_the_pump_carries_both_ways_and_passes_the_end_on() -> None:
     told = b""
     while len(told) < 300_000:
         told += os.read(sink_read, 1 << 16)
-    sender.join(timeout=20)
+    sender.join(timeout=120)
     far.close()
-    thread.join(timeout=20)
+    thread.join(timeout=120)
     assert not thread.is_alive()
     assert asked == b"question"
     assert told == b"answer" * 50_000
