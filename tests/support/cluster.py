@@ -30,7 +30,7 @@ def need_sandbox() -> None:
         skip(f"no sandbox here: lacks {', '.join(lack.what for lack in found)}", run="make test as root")
 
 
-def wait_for(what: str, ready: Callable[[], T | None], *, deadline_s: float = 90, every_s: float = 0.25) -> T:
+def wait_for(what: str, ready: Callable[[], T | None], *, deadline_s: float = 240, every_s: float = 0.25) -> T:
     """Ask until the answer is true; generous, since nothing here is about speed."""
     from kinemill.control.sandbox.anchor import until
 

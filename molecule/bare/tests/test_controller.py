@@ -15,8 +15,10 @@ DONE = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL",
 
 def wait(host, job: str) -> str:
     """State of a job at its end, as accounting has it."""
-    for _ in range(240):
-        state = host.check_output(f"sacct --noheader --parsable2 --allocations --format=State --jobs={job}").strip()
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        # (accounting may not have heard of the job yet, or be busy)
+        state = host.run(f"sacct --noheader --parsable2 --allocations --format=State --jobs={job}").stdout.strip()
         if state.split(" ")[0] in DONE:
             return state
         time.sleep(0.5)

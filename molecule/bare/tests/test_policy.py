@@ -12,8 +12,9 @@ testinfra_hosts = [f"ssh://root@ctl?ssh_config={SETTINGS}"]
 
 # Told to yield, it writes how far it came; Slurm ends it when the grace time is over.
 PRETRAIN = """#!/bin/bash
-step=0
+step=1
 trap 'echo $step >/shared/policy/saved' TERM
+touch /shared/policy/began
 while :; do step=$((step + 1)); sleep 0.2; done
 """
 
@@ -44,13 +45,15 @@ def test_an_evaluation_starts_on_a_full_cluster(host) -> None:
     small = ""
     try:
         wait(host, "pretraining", f"squeue --noheader --jobs={big} --format=%T", "RUNNING")
+        # (Slurm says so before the script has said how it wants to be told)
+        wait(host, "the script itself", "ls /shared/policy", "began")
         # when an evaluation comes
         small = submit(host, "--qos=eval --gres=gpu:1 --wrap='sleep 600'")
         waited = wait(host, "evaluation", f"squeue --noheader --jobs={small} --format=%T", "RUNNING")
         # then it starts on the first node that is free; the run has saved, and waits once it has left the other
         print(f"the evaluation waited {waited:.0f} s")
-        assert int(host.check_output("cat /shared/policy/saved")) > 0
+        wait(host, "its save", "grep --only-matching '^[1-9]' /shared/policy/saved | wc --lines", "1")
         wait(host, "the run's turn", f"squeue --noheader --jobs={big} --format=%T", "PENDING")
-        assert "Restarts=1" in host.check_output(f"scontrol --oneliner show job {big}")
+        wait(host, "its requeue", f"scontrol --oneliner show job {big}", "Restarts=1")
     finally:
         host.run(f"scancel {big} {small}")

@@ -55,6 +55,10 @@ def test_the_backup_takes_over_and_the_job_survives(box: Sandbox, tmp_path: Path
         counts.append(roles.apply(["slurm_node"], hosts="slurm_nodes"))
         return sum(one["changed"] for one in counts)
 
+    def submit(name: str) -> str:
+        """Its number; empty where no controller took it."""
+        return on("n1", f"cd /tmp; sbatch --parsable --output=/tmp/{name}.txt --wrap='echo {name}'")
+
     on("ctl1", "mkdir --parents /var/lib/kinemill")
     # given state that the second controller would not see, then nothing is deployed
     apart = roles.run(["slurm_controller"], hosts="slurm_controllers", slurm_controller_state_dir="/var/lib/slurm/ctld")
@@ -66,24 +70,25 @@ def test_the_backup_takes_over_and_the_job_survives(box: Sandbox, tmp_path: Path
     assert deploy() == 0
     assert on("ctl2", "stat --format='%U %a' /shared/slurmctld") == "slurm 700"
     # given a job
-    job = on("n1", "cd /tmp; sbatch --parsable --output=/tmp/job.txt --wrap='sleep 25; echo survived'")
+    script = "while [ ! -e /tmp/end ]; do sleep 0.2; done; echo survived"
+    job = on("n1", f"cd /tmp; sbatch --parsable --output=/tmp/job.txt --wrap='{script}'")
     wait_for("the job", lambda: "RUNNING" in on("n1", f"squeue --noheader --jobs={job} --format=%T") or None)
     # when the first controller loses its power, then the second rules within its time-out, and knows the job
     faults.cut(box, "ctl1")
     wait_for(
         "the takeover",
         lambda: "RUNNING" in on("ctl2", f"timeout 20 squeue --noheader --jobs={job} --format=%T") or None,
-        deadline_s=180,
     )
-    assert "(primary) at ctl1 is DOWN" in on("n1", "scontrol ping")
+    wait_for("the first's death", lambda: "(primary) at ctl1 is DOWN" in on("n1", "scontrol ping") or None)
     # and gives out new work, while the old job ends as if nothing had been
-    late = on("n1", "cd /tmp; sbatch --parsable --output=/tmp/late.txt --wrap='echo late'")
+    on("n1", "touch /tmp/end")
+    late = wait_for("a late job", lambda: submit("late"))
     for name, text in (("job", "survived"), ("late", "late")):
-        wait_for(name, lambda name=name, text=text: text in on("n1", f"cat /tmp/{name}.txt") or None, deadline_s=180)
+        wait_for(name, lambda name=name, text=text: text in on("n1", f"cat /tmp/{name}.txt") or None)
     assert "Restarts=0" in on("ctl2", f"scontrol --oneliner show job {job}")
     # when the first is back, then it rules again, and numbers go on where the second left them
     box.on("ctl1")
-    wait_for("the return", lambda: on("n1", "scontrol ping").count("is UP") == 2 or None, deadline_s=180)
-    last = on("n1", "cd /tmp; sbatch --parsable --output=/tmp/last.txt --wrap='echo last'")
+    wait_for("the return", lambda: on("n1", "scontrol ping").count("is UP") == 2 or None)
+    last = wait_for("a last job", lambda: submit("last"))
     assert int(last) > int(late) > int(job)
-    wait_for("the last job", lambda: "last" in on("n1", "cat /tmp/last.txt") or None, deadline_s=180)
+    wait_for("the last job", lambda: "last" in on("n1", "cat /tmp/last.txt") or None)

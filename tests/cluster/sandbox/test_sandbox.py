@@ -77,7 +77,12 @@ def test_nodes_are_machines_of_their_own(box: Sandbox) -> None:
     for node in box.nodes:
         assert box.exec(node, ["hostname"]).stdout.strip() == node
         assert box.exec(node, ["systemctl", "is-active", "ssh"]).stdout.strip() == "active"
-    assert box.exec("n1", ["ping", "-c1", "-W2", "n2"]).returncode == 0
+    wait_for("n2 from n1", lambda: answers(box, "n1", "n2"))
+
+
+def answers(box: Sandbox, node: str, other: str) -> bool:
+    """Whether a node answers another; one packet may be late on a busy machine."""
+    return box.exec(node, ["ping", "-c1", "-W2", other], check=False).returncode == 0
 
 
 def test_nodes_reach_nothing_but_each_other_and_packages(box: Sandbox) -> None:
@@ -88,12 +93,12 @@ def test_nodes_reach_nothing_but_each_other_and_packages(box: Sandbox) -> None:
     # and the proxy fetches below its mirror only
     for path, status in (("/elsewhere/x", 403), ("/debian/../etc/passwd", 403), ("/debian/%2e%2e/x", 403)):
         assert _status(box, path) == status
-    assert _status(box, "/debian/dists/bookworm/InRelease") == 200
+    wait_for("a list of packages", lambda: _status(box, "/debian/dists/bookworm/InRelease") == 200)
     # and it can be taken away
     faults.proxy(box, on=False)
     assert _status(box, "/debian/dists/bookworm/InRelease") is None
     faults.proxy(box, on=True)
-    assert _status(box, "/debian/dists/bookworm/InRelease") == 200
+    wait_for("a list of packages", lambda: _status(box, "/debian/dists/bookworm/InRelease") == 200)
 
 
 def _status(box: Sandbox, path: str) -> int | None:
@@ -167,7 +172,7 @@ def test_a_partition_drops_packets_and_heals(box: Sandbox) -> None:
     # the carrier is still there: the nodes are told nothing
     assert "LOWER_UP" in box.exec("n2", ["ip", "link", "show", "eth0"]).stdout
     faults.partition(box, ["n2"], heal=True)
-    assert box.exec("n1", ["ping", "-c1", "-W2", "n2"]).returncode == 0
+    wait_for("n2 from n1", lambda: answers(box, "n1", "n2"))
 
 
 def test_bandwidth_is_limited_both_ways(box: Sandbox) -> None:
@@ -237,7 +242,7 @@ def test_up_again_changes_nothing_and_adds_what_is_new(box: Sandbox) -> None:
     pids = {node: box.nspawn_pid(node) for node in box.nodes}
     again = Sandbox.up([NodeSpec("n1", IMAGE), NodeSpec("n2", IMAGE), NodeSpec("n3", IMAGE)], name=box.name)
     assert {node: again.nspawn_pid(node) for node in ("n1", "n2")} == pids
-    assert again.exec("n1", ["ping", "-c1", "-W2", "n3"]).returncode == 0
+    wait_for("n3 from n1", lambda: answers(again, "n1", "n3"))
 
 
 def test_two_sandboxes_have_the_same_addresses_and_do_not_meet(box: Sandbox) -> None:
@@ -298,7 +303,7 @@ def test_a_sandbox_whose_anchor_was_killed_is_swept(box: Sandbox) -> None:
     # then it cannot be used, and is swept with all it runs
     with pytest.raises(StateError, match="anchor is gone"):
         Sandbox.open(other.name)
-    assert other.places.id in sweep()
+    sweep()  # (or another run on this machine was first)
     assert traces(other.places) == []
     assert box.exec("n1", ["true"]).returncode == 0
 
@@ -320,7 +325,8 @@ def test_a_sandbox_of_a_dead_owner_is_swept() -> None:
         "print(box.places.id)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert int(done.stdout) in sweep()
+    sweep()  # (or another run on this machine was first)
+    assert int(done.stdout) not in {places.id for places in names().values()}
     assert name not in names()
 
 
@@ -358,7 +364,7 @@ def test_the_command_line_does_what_the_functions_do(box: Sandbox) -> None:
     assert "no GPU state" in sandbox("gpu", "set", "n1", "gpu5.temprature=91", status=78)
     sandbox("kmsg", "n1", "NVRM: Xid 13")
     assert "Xid 13" in box.exec("n1", ["cat", standins.KERNEL_LOG]).stdout
-    assert "Started ssh.service" in sandbox("logs", "n1", "--journal", "--lines", "500")
+    assert "Started ssh.service" in sandbox("logs", "n1", "--journal", "--lines", "9999")
     done = call(kinemill, "sandbox", "exec", "--name", box.name, "n1", "--", "sh", "-c", "hostname; exit 7")
     assert (done.returncode, done.stdout) == (7, "n1\n")
     # ssh by hand, through the same relay that Ansible uses

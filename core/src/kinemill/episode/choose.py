@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -161,7 +162,7 @@ def _select_one(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], set[int]] | None:
     """The same for the commonest question, one frame of a camera; None where nothing at hand is old enough."""
     (t,) = window.times_ns
-    at = int(time.searchsorted(t, "right")) - 1
+    at = bisect_right(time, t) - 1
     if at < 0:
         return None
     age = t - int(time[at])

@@ -53,7 +53,8 @@ class Messages:
     """
 
     __slots__ = (
-        "_channel", "_chunk", "_chunks", "_found", "_frames", "_idr", "_mine", "_numbers", "in_order", "time",
+        "_channel", "_chunk", "_chunks", "_found", "_frames", "_idr", "_mine", "_numbers", "_payloads", "in_order",
+        "time",
     )  # fmt: skip
 
     def __init__(self, channel: int, numbers: Sequence[int], chunks: Sequence[OpenChunk]) -> None:
@@ -64,6 +65,7 @@ class Messages:
         self._idr: dict[int, bool] = {}
         self._frames: dict[int, tuple[memoryview, str]] = {}
         self._chunk: NDArray[np.int64] | None = None
+        self._payloads: tuple[list[int], list[int]] | None = None
         self._found: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         if len(chunks) == 1:
             self.time, self.in_order = chunks[0].time[self._mine[0]], chunks[0].in_order
@@ -106,8 +108,14 @@ class Messages:
 
     def payload(self, index: int) -> memoryview:
         """Of one message."""
+        start, end = self._payloads or self._list_payloads()
+        return self._chunks[self._at(index)].data[start[index] : end[index]]
+
+    def _list_payloads(self) -> tuple[list[int], list[int]]:
+        """Where each payload starts and ends, as Python takes single ones faster."""
         offset, end = self._places
-        return self._chunks[self._at(index)].data[int(offset[index]) + _HEAD : int(end[index])]
+        self._payloads = ((offset + _HEAD).tolist(), end.tolist())
+        return self._payloads
 
     def by_chunk(self, picked: NDArray[np.int64]) -> list[Run]:
         """Picked messages in runs of one chunk."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -45,7 +46,8 @@ __all__ = [
 T = TypeVar("T")
 
 _CLONE_NEWNET = 0x40000000
-_KILL_DEADLINE_S = 20
+_KILL_DEADLINE_S = 60
+_START_DEADLINE_S = 120
 
 
 def until(what: str, ready: Callable[[], T | None], *, deadline_s: float, every_s: float = 0.05) -> T:
@@ -182,11 +184,11 @@ def detach(
             env=dict(env),
             pass_fds=[] if lock_fd is None else [lock_fd],
             check=False,
-            timeout=30,
+            timeout=_START_DEADLINE_S,
         )
     if done.returncode != 0:
         raise ExternalError(f"{command[0]} could not be started (setsid: {done.returncode})")
-    until(f"start of {command[0]}", pid_file.is_file, deadline_s=30, every_s=0.005)
+    until(f"start of {command[0]}", pid_file.is_file, deadline_s=_START_DEADLINE_S, every_s=0.005)
     return int(pid_file.read_text())
 
 
@@ -216,7 +218,7 @@ def start(places: Places, lock_fd: int) -> int:
     env = {"PATH": "/usr/bin:/bin"}
     pid = detach(command, cgroup=places.cgroup, pid_file=pid_file, log=log, env=env, lock_fd=lock_fd)
     os.close(lock_fd)
-    until("anchor", lambda: _is_anchor(pid) or not alive(pid), deadline_s=30, every_s=0.005)
+    until("anchor", lambda: _is_anchor(pid) or not alive(pid), deadline_s=_START_DEADLINE_S, every_s=0.005)
     if not alive(pid):
         raise ExternalError(f"no namespaces: may this container make them? {log.read_text().strip()[-500:]}")
     script = f"""
@@ -322,8 +324,18 @@ def destroy(places: Places) -> None:
         _remove_cgroups(root)
     if places.home.is_dir():
         _unmount_below(places.home)
-        shutil.rmtree(places.home, onerror=_unless_gone)
+        until(f"removal of {places.home}", lambda: _removed(places.home), deadline_s=_KILL_DEADLINE_S)
     _forget_names(places)
+
+
+def _removed(home: Path) -> bool:
+    """Whether a folder is gone; a tool of a command that was killed may still write into it for a moment."""
+    try:
+        shutil.rmtree(home, onerror=_unless_gone)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+    return not home.exists()
 
 
 def _unless_gone(function: object, path: str, caught: tuple[type[BaseException], BaseException, object]) -> None:
@@ -352,7 +364,7 @@ def _rmdir(path: Path) -> None:
             return False
         return True
 
-    until(f"removal of {path}", gone, deadline_s=10)
+    until(f"removal of {path}", gone, deadline_s=_KILL_DEADLINE_S)
 
 
 def _unmount_below(home: Path) -> None:

@@ -34,7 +34,7 @@ from kinemill.process import ProcessId
 
 __all__ = ["NodeStatus", "Sandbox", "names", "sweep", "temporary"]
 
-_BOOT_DEADLINE_S = 120
+_BOOT_DEADLINE_S = 300
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DEFAULT_NAME = "default"
 
@@ -313,6 +313,8 @@ class Sandbox:
         folder = self.places.node(node)
         cgroup = self.places.cgroup / node
         cgroup.mkdir(exist_ok=True)
+        if not self._is_off(node):
+            return
         command = ["nsenter", "-t", str(anchor.anchor_pid(self.places)), "-m", "-n", "--"]
         command += [sys.executable, "-m", "kinemill.control.sandbox.supervise", str(self.places.id), node]
         pid = anchor.detach(
@@ -329,6 +331,22 @@ class Sandbox:
         )
         if not anchor.alive(pid):
             raise ExternalError(f"node {node} did not start; its console ends with:\n{self.logs(node, lines=15)}")
+
+    def _is_off(self, node: str) -> bool:
+        """Whether the node is off for good; waits for the end of its supervisor, or for the boot that it is about to do.
+
+        The last that a supervisor does is to forget the node's process id, which must not be its successor's.
+        """
+        try:
+            pid = int((self.places.node(node) / "supervisor.pid").read_text())
+        except (OSError, ValueError):
+            return True
+        anchor.until(
+            f"end of {node}, or its boot",
+            lambda: self.nspawn_pid(node) is not None or pid not in anchor.pids(self.places) or not anchor.alive(pid),
+            deadline_s=_BOOT_DEADLINE_S,
+        )
+        return self.nspawn_pid(node) is None
 
     def nspawn_pid(self, node: str) -> int | None:
         """Process id of the node's nspawn, or None where the node is off."""
@@ -453,7 +471,7 @@ class Sandbox:
             log=log,
             env=_child_environment(),
         )
-        anchor.until("package proxy", lambda: pid_file.is_file() or not anchor.alive(pid), deadline_s=20)
+        anchor.until("package proxy", lambda: pid_file.is_file() or not anchor.alive(pid), deadline_s=_BOOT_DEADLINE_S)
         if not anchor.alive(pid):
             raise ExternalError(f"the package relay did not start: {log.read_text(errors='replace').strip()[-500:]}")
 

@@ -24,7 +24,7 @@ from kinemill.errors import DeadlineError, ExternalError
 __all__ = ["TEST_BED", "Cluster"]
 
 CONFIG = "/etc/slurm"
-_READY_DEADLINE_S = 90
+_READY_DEADLINE_S = 180
 
 TEST_BED: Mapping[str, Any] = {
     "slurm_controller_auth_info": "cred_expire=5",

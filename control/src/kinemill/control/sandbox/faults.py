@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kinemill.control.sandbox import anchor, furnish
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["clock", "cut", "fill_disk", "free_disk", "partition", "proxy", "reboot", "shape", "stranger"]
 
-_BOOT_DEADLINE_S = 120
+_BOOT_DEADLINE_S = 300
 # Addresses that are kept for examples, so that they are nobody's.
 _STRANGER, _STRANGERS = "192.0.2.9", "192.0.2.0/24"
 _KNOCK = """
@@ -41,7 +42,7 @@ def cut(box: Sandbox, node: str) -> None:
     """Power cut: the node's PID 1 and all it runs die at once."""
     leader, nspawn = box.leader(node), box.nspawn_pid(node)
     os.kill(leader, signal.SIGKILL)
-    anchor.until(f"end of {node}", lambda: box.nspawn_pid(node) != nspawn, deadline_s=20)
+    anchor.until(f"end of {node}", lambda: box.nspawn_pid(node) != nspawn, deadline_s=_BOOT_DEADLINE_S)
 
 
 def reboot(box: Sandbox, node: str) -> None:
@@ -125,6 +126,10 @@ def clock(box: Sandbox, node: str, services: Sequence[str], offset_s: int) -> No
     box.exec(node, ["systemctl", "restart", *services])
 
 
+def _is_dead(pid: int) -> bool:
+    return not anchor.alive(pid)
+
+
 def proxy(box: Sandbox, *, on: bool) -> None:
     """Give the nodes their way to packages, or take it away."""
     if on:
@@ -136,6 +141,8 @@ def proxy(box: Sandbox, *, on: bool) -> None:
             pid = int(path.read_text())
             if pid in anchor.pids(box.places):
                 os.kill(pid, signal.SIGKILL)
+                # Until it is gone, its port is taken and its socket takes connections.
+                anchor.until(f"end of the {name}", partial(_is_dead, pid), deadline_s=_BOOT_DEADLINE_S)
         path.unlink(missing_ok=True)
 
 
