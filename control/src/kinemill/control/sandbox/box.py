@@ -333,7 +333,7 @@ class Sandbox:
             raise ExternalError(f"node {node} did not start; its console ends with:\n{self.logs(node, lines=15)}")
 
     def _is_off(self, node: str) -> bool:
-        """Whether the node is off for good; waits for the end of its supervisor, or for the boot that it is about to do.
+        """Whether the node is off for good; waits for its supervisor to end, or to boot it once more.
 
         The last that a supervisor does is to forget the node's process id, which must not be its successor's.
         """
