@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
-__all__ = ["AsyncStore", "ObjectMeta", "Store"]
+__all__ = ["AsyncStore", "ObjectMeta", "Progress", "Store"]
+
+Progress: TypeAlias = Callable[[int, int], object]
+"""Called with (bytes so far, of all); from several threads, but one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,19 @@ class Store(Protocol):
         ...
 
     def download(
-        self, key: str, path: Path, *, etag: str | None = None, size_bytes: int | None = None, part_bytes: int = 8 << 20
+        self,
+        key: str,
+        path: Path,
+        *,
+        etag: str | None = None,
+        size_bytes: int | None = None,
+        part_bytes: int = 8 << 20,
+        progress: Progress | None = None,
     ) -> ObjectMeta:
         """The object to the local file `path` by parallel ranged reads, straight into place.
 
         The caller names a temporary file and renames it. ceil(size / part_bytes) requests, plus one
-        `head` where `size_bytes` is not given.
+        `head` where `size_bytes` is not given. `progress` is told of each part that is written.
         """
         ...
 

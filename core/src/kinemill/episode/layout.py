@@ -47,7 +47,6 @@ _MAX_CHUNKS: Final = 1 << 22
 _MAX_LENGTH: Final = 1 << 40
 _MAX_TIME: Final = (1 << 63) - 1
 _NO_TIME: Final = np.empty(0, np.int64)
-_NONE_BEHIND: Final = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -398,29 +397,31 @@ def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end:
         return GroupLayout(name, topics, _NO_TIME, _NO_TIME, _NO_TIME, _NO_TIME, none)
     counts: NDArray[np.int64] | None = None
     full = False
-    extra = _NONE_BEHIND
+    extra: int | NDArray[np.int64] = 0
     if take.one(1):
         pairs_per_topic = take.counts(len(topics))
         pairs = take.counts(2 * min(sum(pairs_per_topic), _MAX_CHUNKS))
         counts = _expand_all(pairs, pairs_per_topic, n, name)
         full = 0 not in pairs[::2]
-        # with as many runs as topics, each topic has the same count in all chunks
-        extra = index_bytes(counts[:, :1] if len(pairs) == 2 * len(topics) else counts[:, :-1])
+        if len(pairs) == 2 * len(topics):  # each topic has the same count in all chunks
+            extra = sum(15 + 16 * count for count in pairs[::2] if count)
+        else:
+            extra = index_bytes(counts[:, :-1])
     base, skew, gops, t0 = (take.one(limit) for limit in (_MAX_LENGTH, _MAX_TIME, _MAX_CHUNKS, _MAX_TIME))
     signed = take.signed(4 * n + max(gops - 1, 0))
     length = signed[1 : n + 1] + base if base else signed[1 : n + 1].cumsum()
     gap = signed[n + 1 : 2 * n] + extra
-    step = signed[2 * n : 3 * n].cumsum()
-    step[0] += t0
-    t_first = step.cumsum()
-    duration = signed[3 * n : 4 * n].cumsum()
+    first_and_duration = signed[2 * n : 4 * n].reshape(2, n).cumsum(axis=1)
+    t_first, duration = first_and_duration  # so far the steps from one first time to the next
+    t_first[0] += t0
+    t_first.cumsum(out=t_first)
     t_last = t_first + duration
     offset = np.empty(n, np.int64)
     offset[0] = end + int(signed[0])
     if n > 1:
-        np.cumsum(length[:-1] + gap, out=offset[1:])
-        offset[1:] += offset[0]
-    lowest = min(int(length.min()) - 1, int(gap.min()) if n > 1 else 0, int(duration.min()), int(t_first.min()))
+        np.add(length[:-1], gap, out=offset[1:])
+        offset.cumsum(out=offset)
+    lowest = min(int(length.min()) - 1, int(gap.min()) if n > 1 else 0, int(first_and_duration.min()))
     if lowest < 0 or offset[0] < 0 or int(offset[-1]) > _MAX_TIME // 2:
         raise CorruptError(f"packed layout: group {name} has chunks that overlap, or end before they start")
     gop_chunk = signed[4 * n :].cumsum() if gops else None

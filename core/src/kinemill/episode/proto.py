@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Final
 
 from kinemill.errors import CorruptError
 
@@ -109,31 +110,37 @@ def video_bytes(data: memoryview) -> tuple[memoryview, str]:
     Raises:
         CorruptError: Not such a message.
     """
-    payload: memoryview | None = None
-    codec = ""
-    at, end = 0, len(data)
-    while at + 1 < end:  # the hot loop: all keys of this message are one byte long
-        key, size = data[at], data[at + 1]
-        at += 2
-        if key & 7 != 2 or key > 127:
-            return _video_bytes_slow(data)
-        if size > 127:
-            if at + 2 < end and data[at] < 128:  # two bytes and three are what frames take
-                size, at = size - 128 | data[at] << 7, at + 1
-            elif at + 2 < end and data[at + 1] < 128:
-                size, at = size - 128 | (data[at] - 128) << 7 | data[at + 1] << 14, at + 2
-            else:
-                size, at = _read_varint(data, at - 1)
-        if size > end - at:
-            raise CorruptError(f"a CompressedVideo field of {size} bytes, {end - at} are left")
-        if key == 0x1A:
-            payload = data[at : at + size]
-        elif key == 0x22:
-            codec = str(data[at : at + size], "ascii", "replace")
-        at += size
-    if payload is None or at != end:
-        raise CorruptError("a CompressedVideo message without data, or cut short")
-    return payload, codec
+    tail = len(data) - len(_H264)
+    if tail > _HEAD and data[tail:] == _H264:
+        at = _data_at(bytes(data[:_HEAD]), tail)
+        if at:
+            return data[at:tail], "h264"
+    return _video_bytes_slow(data)
+
+
+def _data_at(head: bytes, end: int) -> int:
+    """Where the data starts, in a message of the shape that `video_prefix` gives and data up to `end`; else 0."""
+    if head[0] != 0x0A or head[1] > 20:
+        return 0
+    at = 2 + head[1]
+    if head[at] == 0x12:
+        if head[at + 1] > 100:
+            return 0
+        at += 2 + head[at + 1]
+    key, low, middle, high = head[at : at + 4]
+    if key != 0x1A or low < 128:
+        return 0
+    if middle < 128:
+        size, at = low - 128 | middle << 7, at + 3
+    elif high < 128:
+        size, at = low - 128 | (middle - 128) << 7 | high << 14, at + 4
+    else:
+        return 0
+    return at if at + size == end else 0
+
+
+_HEAD: Final = 128
+_H264: Final = video_suffix("h264")
 
 
 def _video_bytes_slow(data: memoryview) -> tuple[memoryview, str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kinemill.contracts.store import ObjectMeta
+from kinemill.contracts.store import ObjectMeta, Progress
 from kinemill.errors import ConflictError, EnvironmentFault, NotFoundError, TruncatedError, UsageError
 from kinemill.store.parallel import Lanes, download, filler
 
@@ -197,7 +197,14 @@ class FileStore:
                     continue
 
     def download(
-        self, key: str, path: Path, *, etag: str | None = None, size_bytes: int | None = None, part_bytes: int = 8 << 20
+        self,
+        key: str,
+        path: Path,
+        *,
+        etag: str | None = None,
+        size_bytes: int | None = None,
+        part_bytes: int = 8 << 20,
+        progress: Progress | None = None,
     ) -> ObjectMeta:
         """A copy, by the same parts as from a server."""
         meta = self.head(key) if size_bytes is None else ObjectMeta(key, size_bytes, etag)
@@ -208,6 +215,7 @@ class FileStore:
             meta,
             path,
             part_bytes=part_bytes,
+            progress=progress,
         )
 
     def delete(self, key: str) -> None:

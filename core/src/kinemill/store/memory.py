@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kinemill.contracts.store import ObjectMeta
+from kinemill.contracts.store import ObjectMeta, Progress
 from kinemill.errors import ConflictError, NotFoundError, TruncatedError
+from kinemill.store.parallel import Lanes, download, filler
 
 __all__ = ["MemoryStore"]
 
@@ -89,14 +90,19 @@ class MemoryStore:
         return iter(found)
 
     def download(
-        self, key: str, path: Path, *, etag: str | None = None, size_bytes: int | None = None, part_bytes: int = 8 << 20
+        self,
+        key: str,
+        path: Path,
+        *,
+        etag: str | None = None,
+        size_bytes: int | None = None,
+        part_bytes: int = 8 << 20,
+        progress: Progress | None = None,
     ) -> ObjectMeta:
         """Part by part, as the real stores do."""
         meta = self.head(key) if size_bytes is None else ObjectMeta(key, size_bytes, etag)
-        with path.open("wb") as out:
-            for start in range(0, meta.size_bytes, part_bytes):
-                out.write(self.get_range(key, start, min(part_bytes, meta.size_bytes - start), etag=etag))
-        return meta
+        fill = filler(lambda start, length: self.get_range(key, start, length, etag=etag))
+        return download(Lanes(1), fill, meta, path, part_bytes=part_bytes, progress=progress)
 
     def delete(self, key: str) -> None:
         """Remove; a missing key is no error."""

@@ -7,10 +7,10 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-from kinemill.contracts.store import ObjectMeta
+from kinemill.contracts.store import ObjectMeta, Progress
 from kinemill.errors import EnvironmentFault, TruncatedError
 
 __all__ = ["Lanes", "download", "filler", "start_writing_back"]
@@ -40,15 +40,17 @@ class Lanes:
             return self._pool
 
     def map(self, body: Callable[[tuple[int, int]], bytes], ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """`body` of each range, in order; the first error stops what has not begun."""
+        """`body` of each range, in order; the first error stops what has not begun and waits for what has.
+
+        So no body runs on behind the caller's back, such as one that writes to a file which the caller closes.
+        """
         if len(ranges) < 2:
             return [body(one) for one in ranges]
         futures = [self.pool().submit(body, one) for one in ranges]
         try:
             return [future.result() for future in futures]
         finally:
-            for future in futures:
-                future.cancel()
+            wait([future for future in futures if not future.cancel()])
 
 
 def download(
@@ -58,6 +60,7 @@ def download(
     path: Path,
     *,
     part_bytes: int,
+    progress: Progress | None = None,
 ) -> ObjectMeta:
     """Write an object of `meta.size_bytes` to `path`, `part_bytes` a request, straight into place.
 
@@ -70,27 +73,37 @@ def download(
         meta: Key and size.
         path: Local file, made or emptied.
         part_bytes: Bytes a request.
+        progress: Told of each part that is written.
 
     Raises:
         EnvironmentFault: Not enough room.
         TruncatedError: A part was shorter than asked for.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    guard = threading.Lock()
+    written = 0
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         try:
             if meta.size_bytes:
                 os.posix_fallocate(fd, 0, meta.size_bytes)
         except OSError as exc:
+            room = os.statvfs(path.parent)
             raise EnvironmentFault(
-                f"{path}: no room for {meta.size_bytes} bytes of {meta.key} ({exc.strerror})"
+                f"{path.parent}: no room for {meta.key}: needs {meta.size_bytes} bytes, "
+                f"{room.f_bavail * room.f_frsize} free ({exc.strerror})"
             ) from exc
 
         def one(part: tuple[int, int]) -> bytes:
+            nonlocal written
             start, length = part
             got = fill(fd, start, length)
             if got != length:
                 raise TruncatedError(f"{meta.key}: got {got} of {length} bytes at {start}")
             start_writing_back(fd, start, length)
+            if progress is not None:
+                with guard:
+                    written += length
+                    progress(written, meta.size_bytes)
             return b""
 
         starts = range(0, meta.size_bytes, part_bytes)

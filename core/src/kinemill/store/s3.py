@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from kinemill.contracts.store import ObjectMeta
+from kinemill.contracts.store import ObjectMeta, Progress
 from kinemill.errors import (
     ConfigError,
     ConflictError,
@@ -187,7 +187,14 @@ class S3Store:
             yield from page
 
     def download(
-        self, key: str, path: Path, *, etag: str | None = None, size_bytes: int | None = None, part_bytes: int = 8 << 20
+        self,
+        key: str,
+        path: Path,
+        *,
+        etag: str | None = None,
+        size_bytes: int | None = None,
+        part_bytes: int = 8 << 20,
+        progress: Progress | None = None,
     ) -> ObjectMeta:
         """To a local file by parallel ranges, all of one version of the object."""
         meta = self.head(key) if size_bytes is None else ObjectMeta(key, size_bytes, etag)
@@ -200,7 +207,7 @@ class S3Store:
                 f"get {key} at {start}", lambda _: self._http.get_range_into(full, start, length, pinned, fd)
             )
 
-        return download(self._lanes, fill, meta, path, part_bytes=part_bytes)
+        return download(self._lanes, fill, meta, path, part_bytes=part_bytes, progress=progress)
 
     # ---- writing
 
