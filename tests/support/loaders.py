@@ -20,9 +20,11 @@ import pyarrow.parquet as pq
 from kinemill.contracts import MANIFEST_COLUMNS, ObjectMeta
 from kinemill.errors import ConflictError, NotFoundError, TruncatedError
 from kinemill.loaders.manifest import ManifestRef
+from kinemill.store.parallel import Lanes, download, filler
 
 if TYPE_CHECKING:
     from kinemill.contracts import Store
+    from kinemill.contracts.store import Progress
 
 __all__ = ["FolderStore", "arrow_type", "manifest_columns", "publish", "schema", "write_manifest"]
 
@@ -247,11 +249,18 @@ class FolderStore:
                 yield ObjectMeta(key, path.stat().st_size, self._etag(path))
 
     def download(
-        self, key: str, path: Path, *, etag: str | None = None, size_bytes: int | None = None, part_bytes: int = 8 << 20
+        self,
+        key: str,
+        path: Path,
+        *,
+        etag: str | None = None,
+        size_bytes: int | None = None,
+        part_bytes: int = 8 << 20,
+        progress: Progress | None = None,
     ) -> ObjectMeta:
-        meta = self.head(key)
-        path.write_bytes(self.get_range(key, 0, meta.size_bytes, etag=etag))
-        return meta
+        meta = self.head(key) if size_bytes is None else ObjectMeta(key, size_bytes, etag)
+        fill = filler(lambda start, length: self.get_range(key, start, length, etag=etag))
+        return download(Lanes(), fill, meta, path, part_bytes=part_bytes, progress=progress)
 
     def delete(self, key: str) -> None:
         (self.root / key).unlink(missing_ok=True)

@@ -190,7 +190,8 @@ def test_a_really_full_file_system_is_the_same(tmp_path: Path) -> None:
         timeout=300,
         check=True,
     ).stdout
-    assert "no room for manifest big: needs 67108864 bytes" in told
+    assert "no room for big: needs 67108864 bytes" in told
+    assert "kinemill load pull --gc" in told
     assert told.splitlines()[-1] == "['.lock', '.use']"
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from kinemill.contracts import Store
+from kinemill.contracts import ObjectMeta, Store
 from kinemill.errors import ConfigError, ConflictError, EnvironmentFault, NotFoundError, TruncatedError, UsageError
 from kinemill.store import open_async_store, open_store
 from kinemill.store.embedded import S3Server
 from kinemill.store.files import FileStore
+from kinemill.store.parallel import Lanes, download
 from kinemill.store.s3 import S3Store
 from support.store_contract import StoreContract
 
@@ -118,6 +119,49 @@ def test_no_room_shows_before_a_byte_moves(store: Store, tmp_path: Path) -> None
     with pytest.raises(EnvironmentFault, match="no room for"):
         store.download("d", tmp_path / "d", size_bytes=1 << 60)
     assert not (tmp_path / "d").exists()
+
+
+def test_a_download_tells_of_each_part(store: Store, tmp_path: Path) -> None:
+    store.put_if_absent("d", bytes(250))
+    told: list[tuple[int, int]] = []
+    store.download("d", tmp_path / "d", part_bytes=100, progress=lambda *at: told.append(at))
+    assert len(told) == 3
+    assert told[-1] == (250, 250)
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+
+
+def test_a_download_follows_no_link(store: Store, tmp_path: Path) -> None:
+    store.put_if_absent("d", b"new")
+    (tmp_path / "other").write_bytes(b"old")
+    (tmp_path / "d").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"):
+        store.download("d", tmp_path / "d")
+    assert (tmp_path / "other").read_bytes() == b"old"
+
+
+def test_a_failed_download_waits_for_the_parts_that_have_begun(tmp_path: Path) -> None:
+    # Given a part that fails while another is still writing
+    writing = threading.Event()
+    failed = threading.Event()
+    ended = []
+
+    def fill(fd: int, start: int, length: int) -> int:
+        if start == 0:
+            assert writing.wait(60)
+            failed.set()
+            raise TruncatedError("the first part")
+        writing.set()
+        assert failed.wait(60)
+        for _ in range(2000):
+            os.pwrite(fd, b"x" * length, start)
+        ended.append(start)
+        return length
+
+    # When the download fails
+    with pytest.raises(TruncatedError, match="the first part"):
+        download(Lanes(2), fill, ObjectMeta("d", 20), tmp_path / "d", part_bytes=10)
+    # Then nobody writes through its descriptor any more, whose number may be another file's by now
+    assert ended == [10]
 
 
 def test_many_threads_share_a_store(store: Store) -> None:

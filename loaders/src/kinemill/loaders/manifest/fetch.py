@@ -5,8 +5,9 @@ caller still ends with a whole file or a clear error:
 
 1. flock `<sha>.lock` (wait bounded, the holder is named)
 2. `<sha>.ok` fits the file: reuse it
-3. sweep temporaries of dead fetchers, fallocate our own (a full disk shows before a byte moves)
-4. parallel ranged GETs with If-Match, each written in place
+3. sweep temporaries of dead fetchers
+4. `Store.download` into our own: fallocate (a full disk shows before a byte moves), then parallel ranged GETs with
+   If-Match, each written in place and on its way to the disk while the next arrive
 5. fsync, sha256, rename, fsync of the folder, `<sha>.ok` by rename
 
 It needs no torch.distributed and no rank: "one per node" follows from the local disk.
@@ -19,27 +20,24 @@ import hashlib
 import json
 import logging
 import os
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kinemill.errors import CorruptError, EnvironmentFault, TruncatedError
+from kinemill.errors import CorruptError, EnvironmentFault
 from kinemill.loaders.manifest.locks import NETWORK_FILE_SYSTEMS, file_system_of, hold, share, try_exclusive
 
 if TYPE_CHECKING:
     from kinemill.contracts import Store
+    from kinemill.contracts.store import Progress
     from kinemill.loaders.manifest.ref import ManifestRef
 
-__all__ = ["Local", "collect", "fetch_range", "local_paths", "pull"]
+__all__ = ["Local", "collect", "local_paths", "pull"]
 
 log = logging.getLogger(__name__)
 
 PART_BYTES = 8 << 20
-"""Per ranged GET; from 8 streams on, more gave nothing on a local server (measured)."""
-STREAMS = 8
+"""Per ranged GET."""
 WAIT_S = 1800.0
 _warned: set[str] = set()
 
@@ -101,67 +99,21 @@ def _prepare(folder: Path) -> None:
         )
 
 
-def fetch_range(
-    store: Store, key: str, fd: int, size_bytes: int, *, etag: str | None, part_bytes: int, told: Callable[[int], None]
-) -> None:
-    """All of `key` into `fd` by parallel ranged GETs: ceil(size / part) requests.
-
-    Args:
-        store: Where `key` lies.
-        key: The object.
-        fd: A file of `size_bytes`, already allocated.
-        size_bytes: Of the object.
-        etag: Sent as If-Match; a changed object raises ConflictError.
-        part_bytes: Bytes per request.
-        told: Called with the bytes of each part that arrived, from several threads.
-    """
-
-    def part(start: int) -> None:
-        length = min(part_bytes, size_bytes - start)
-        data = store.get_range(key, start, length, etag=etag)
-        if len(data) != length:
-            raise TruncatedError(f"{store.url}/{key}: asked for {length} bytes at {start}, got {len(data)}")
-        view = memoryview(data)
-        while view:
-            done = os.pwrite(fd, view, start)
-            start, view = start + done, view[done:]
-        told(length)
-
-    starts = range(0, size_bytes, part_bytes)
-    pool = ThreadPoolExecutor(min(STREAMS, len(starts)), thread_name_prefix="manifest")
-    try:
-        for _ in pool.map(part, starts):
-            pass
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _fetch(ref: ManifestRef, store: Store, at: Local, part_bytes: int, progress: Callable[[int, int], None]) -> None:
+def _fetch(ref: ManifestRef, store: Store, at: Local, part_bytes: int, progress: Progress | None) -> None:
     for stale in at.data.parent.glob(f"{ref.sha256}.*.part"):  # we hold the lock, so their owners are gone
         stale.unlink(missing_ok=True)
     temp = at.data.parent / f"{ref.sha256}.{os.getpid()}.part"
-    arrived = 0
-    guard = threading.Lock()
-
-    def told(count: int) -> None:
-        nonlocal arrived
-        with guard:
-            arrived += count
-            progress(arrived, ref.size_bytes)
-
-    fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    os.close(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
     try:
         try:
-            os.posix_fallocate(fd, 0, ref.size_bytes)
-        except OSError as exc:
-            room = os.statvfs(at.data.parent)
-            raise EnvironmentFault(
-                f"{at.data.parent}: no room for manifest {ref.key}: needs {ref.size_bytes} bytes, "
-                f"{room.f_bavail * room.f_frsize} free ({exc.strerror}); free some with `kinemill load pull --gc`"
-            ) from exc
-        fetch_range(store, ref.key, fd, ref.size_bytes, etag=ref.etag, part_bytes=part_bytes, told=told)
-        os.fsync(fd)
-        found = sha256_of(temp)
+            store.download(
+                ref.key, temp, etag=ref.etag, size_bytes=ref.size_bytes, part_bytes=part_bytes, progress=progress
+            )
+        except EnvironmentFault as exc:
+            raise EnvironmentFault(f"{exc}; free some room with `kinemill load pull --gc`") from exc
+        with temp.open("rb") as file:
+            os.fsync(file.fileno())
+            found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != ref.sha256:
             raise CorruptError(
                 f"{store.url}/{ref.key}: sha256 is {found[:12]}..., the pointer says {ref.sha256[:12]}...; "
@@ -171,8 +123,6 @@ def _fetch(ref: ManifestRef, store: Store, at: Local, part_bytes: int, progress:
     except BaseException:
         temp.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(fd)
     _sync_folder(at.data.parent)
     _write_ok(at, ref)
 
@@ -208,7 +158,7 @@ def pull(
     wait_s: float = WAIT_S,
     part_bytes: int = PART_BYTES,
     verify: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress | None = None,
 ) -> tuple[Path, int]:
     """The local copy of `ref` under `folder`, fetched at most once per node, and a lock that keeps it.
 
