@@ -19,8 +19,8 @@ from kinemill.loaders import (
     steps,
     yuv420_to_rgb,
 )
-from kinemill.loaders.statistics import dump_statistics
 from kinemill.loaders.transforms import RandomCrop
+from kinemill.manifest.statistics import dump_statistics
 from kinemill.store.files import FileStore
 from support.loaders import make_episode, manifest_of, step_of
 

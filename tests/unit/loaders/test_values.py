@@ -16,9 +16,9 @@ from kinemill.loaders import Normaliser, TooManyMaskedError, TopicStatistics, se
 from kinemill.loaders.faults import Faults, reason_of
 from kinemill.loaders.fields import resolve_fields, topic_facts
 from kinemill.loaders.quarantine import read_quarantine
-from kinemill.loaders.statistics import METADATA_KEY, dump_statistics, merge, parse_statistics
 from kinemill.loaders.transforms import Brightness, Compose, RandomCrop, Torchvision, sample_rng
 from kinemill.loaders.windows import Window, from_delta_timestamps, parse_windows
+from kinemill.manifest.statistics import METADATA_KEY, dump_statistics, merge, parse_statistics
 
 # ---- windows
 

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from kinemill.loaders.lerobot import LeRobotItems
     from kinemill.loaders.loader import Loader
     from kinemill.loaders.manifest import Manifest, ManifestRef, open_manifest, resolve
+    from kinemill.loaders.normaliser import Normaliser
     from kinemill.loaders.sampler import BatchSampler
     from kinemill.loaders.settings import LoaderSettings, ReadSettings
     from kinemill.loaders.sparse import SparseWindows
-    from kinemill.loaders.statistics import Normaliser, TopicStatistics, compute_statistics
+    from kinemill.loaders.statistics import TopicStatistics, compute_statistics
     from kinemill.loaders.windows import Window, seconds, steps
     from kinemill.loaders.yuv import yuv420_to_rgb
 
@@ -44,7 +45,7 @@ _WHERE = {
     "LoaderSettings": "settings",
     "Manifest": "manifest",
     "ManifestRef": "manifest",
-    "Normaliser": "statistics",
+    "Normaliser": "normaliser",
     "ReadSettings": "settings",
     "SparseWindows": "sparse",
     "TooManyMaskedError": "faults",

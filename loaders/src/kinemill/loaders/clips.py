@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinemill.errors import UsageError
-from kinemill.loaders.dataset import WindowedDataset
+from kinemill.loaders.loading import LoadedDataset
 from kinemill.loaders.manifest import Manifest
 from kinemill.loaders.options import Options
 from kinemill.loaders.windows import Window, WindowLike, parse_windows, steps
@@ -36,7 +36,7 @@ class _Starts:
         return np.where((fits == 0) & (have > 0), 1, fits) if self.short == "pad" else fits
 
 
-class Clips(WindowedDataset):
+class Clips(LoadedDataset):
     """Clips of `frames` frames of some cameras, and what else happened meanwhile.
 
     A random start decodes half a GOP that nobody asked for, about as much as the clip itself at GOP 120. With

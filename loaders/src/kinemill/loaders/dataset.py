@@ -18,25 +18,24 @@ from kinemill.loaders.fields import Field, known_topics, resolve_fields
 from kinemill.loaders.index import SampleIndex, Where
 from kinemill.loaders.manifest import Manifest, ManifestRow
 from kinemill.loaders.memory import Blocks
+from kinemill.loaders.normaliser import Normaliser
 from kinemill.loaders.order import Order
 from kinemill.loaders.quarantine import spool_of
 from kinemill.loaders.sampler import BatchSampler
 from kinemill.loaders.settings import ReadSettings
-from kinemill.loaders.statistics import Normaliser, TopicStatistics, merge, parse_statistics
 from kinemill.loaders.stores import store_for, use_store
 from kinemill.loaders.transforms import Transform
 from kinemill.loaders.windows import Window
+from kinemill.manifest.statistics import TopicStatistics, merge, parse_statistics
 
 if TYPE_CHECKING:
     from kinemill.contracts import Store
-    from kinemill.loaders.iterable import Batches
-    from kinemill.loaders.loader import Loader
 
 __all__ = ["WindowedDataset"]
 
 
 class WindowedDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """A map-style data set of windows of episodes. Use `SparseWindows` or `Clips`.
+    """A map-style data set of windows of episodes, read by sample number. Use `SparseWindows` or `Clips`.
 
     A sample is a dictionary: each window's key (frames (T, H, W, 3) uint8, rows (T, columns) float32),
     `<key>_is_pad` (T,) bool, `valid` (False: masked), `index`, `anchor_ns`, `episode_id`, `instruction`, `task`.
@@ -275,8 +274,6 @@ class WindowedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _blocks=Blocks())
 
-    # ---- loading
-
     def sampler(
         self,
         batch_size: int,
@@ -297,18 +294,6 @@ class WindowedDataset(torch.utils.data.Dataset[dict[str, Any]]):
             ahead=max(1, workers),
             identity=self.identity,
         )
-
-    def loader(self, batch_size: int, **options: Any) -> Loader:
-        """A DataLoader with exact state; see `kinemill.loaders.loader.Loader` for the options."""
-        from kinemill.loaders.loader import Loader
-
-        return Loader(self, batch_size, **options)
-
-    def iterable(self, batch_size: int, **options: Any) -> Batches:
-        """The same batches as an IterableDataset; see `kinemill.loaders.iterable.Batches`."""
-        from kinemill.loaders.iterable import Batches
-
-        return Batches(self, batch_size, **options)
 
 
 def _url_of(store: Store | str | None, sources: Sequence[Manifest]) -> str:

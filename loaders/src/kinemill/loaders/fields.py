@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kinemill.errors import ConfigError, CorruptError, UsageError
-from kinemill.loaders.statistics import Normaliser
+from kinemill.loaders.normaliser import Normaliser
 from kinemill.loaders.transforms import Transform
 from kinemill.loaders.windows import Window
 from kinemill.records import nearest

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from kinemill.contracts import Store
     from kinemill.loaders.index import Where
     from kinemill.loaders.settings import ReadSettings
-    from kinemill.loaders.statistics import TopicStatistics
     from kinemill.loaders.transforms import Transform
+    from kinemill.manifest.statistics import TopicStatistics
 
 __all__ = ["Options"]
 

@@ -15,6 +15,7 @@ from kinemill.loaders.metrics import count_seconds
 
 if TYPE_CHECKING:
     from kinemill.loaders.dataset import WindowedDataset
+    from kinemill.loaders.loading import LoadedDataset
 
 __all__ = ["Overfit", "measure", "overfit_episode", "probe_samples"]
 
@@ -59,7 +60,7 @@ def probe_samples(data: WindowedDataset, count: int) -> dict[str, Any]:
     }
 
 
-def measure(data: WindowedDataset, *, batch_size: int, workers: int, samples: int) -> dict[str, Any]:
+def measure(data: LoadedDataset, *, batch_size: int, workers: int, samples: int) -> dict[str, Any]:
     """Read samples in training order and say where the time goes.
 
     The phases are measured in this process, on a part of the same samples; with workers, the rate is that of the

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinemill.errors import UsageError
-from kinemill.loaders.dataset import WindowedDataset
+from kinemill.loaders.loading import LoadedDataset
 from kinemill.loaders.manifest import Manifest
 from kinemill.loaders.options import Options
 from kinemill.loaders.windows import WindowLike, from_delta_timestamps, parse_windows
@@ -37,7 +37,7 @@ class _Anchors:
         return np.maximum(0, -(-(steps - self.drop_first - self.drop_last) // self.stride))
 
 
-class SparseWindows(WindowedDataset):
+class SparseWindows(LoadedDataset):
     """Windows around every frame of every episode, for policies.
 
     Example:
