@@ -9,7 +9,6 @@ import torch
 
 from kinemill.errors import ConfigError
 from kinemill.loaders import ReadSettings, SparseWindows, open_manifest, resolve, seconds, steps
-from kinemill.loaders.fields import topic_facts
 from kinemill.training.job.source import Batch, Statistics
 
 if TYPE_CHECKING:
@@ -61,7 +60,6 @@ class WindowSource:
             windows,
             where={"split": split},
             resize=(data.height, data.width),
-            assume=_shapes(self._manifest, topics),
             text=False,
             seed=self._config.train.seed,
             run_folder=self._config.run,
@@ -123,18 +121,6 @@ class WindowSource:
             action=batch[data.action],
             valid=~batch[f"{data.action}_is_pad"] & batch["valid"][:, None],
         )
-
-
-def _shapes(manifest: Manifest, topics: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Shape of one moment of each topic, from any topic table: the manifest's first episode may have no cameras."""
-    found: dict[str, tuple[int, ...]] = {}
-    for table in dict.fromkeys(word for view, _, _ in manifest.parts() for word in view.words("topics")):
-        facts = topic_facts(table)
-        for topic in topics:
-            known = facts.get(topic)
-            if known is not None and topic not in found:
-                found[topic] = (known.height, known.width, 3) if known.kind == "video" else (known.columns,)
-    return found
 
 
 def _spread(std: Any) -> Any:
