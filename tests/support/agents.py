@@ -28,7 +28,7 @@ def e(name: str) -> dict[str, Any]:
 
 def gpu(index: int, sku: str) -> dict[str, Any]:
     """A healthy, idle GPU of `sku`."""
-    limits = load_sku(Hardware(sku=sku))
+    limits = load_sku(sku)
     assert limits.nvlinks is not None
     assert limits.pcie_generation is not None
     return {
@@ -77,7 +77,7 @@ def hardware(sku: str = "h200-8") -> Hardware:
 
 def healthy(sku: str = "h200-8", state: str = "idle") -> dict[str, Any]:
     """Facts of a healthy node: `idle`, `busy`, or `after_reboot` with a lifetime of old errors."""
-    rate = load_sku(Hardware(sku=sku)).infiniband_rate_gbps
+    rate = load_sku(sku).infiniband_rate_gbps
     assert rate is not None
     values: dict[str, Any] = {
         "nvml.init": v(True),
@@ -131,7 +131,7 @@ def context(
 ) -> Context:
     """The golden node's context; `changes` replace settings."""
     settings = AgentsSettings(probe_root=Path("/nonexistent"), hardware=hardware(sku), **changes)
-    return Context(kind, settings, load_sku(settings.hardware), BOOT, job)
+    return Context(kind, settings, load_sku(settings.hardware.sku), BOOT, job)
 
 
 def judge(

@@ -267,7 +267,7 @@ def test_a_users_quota_is_not_the_nodes_fault() -> None:
 
 def test_a_node_without_gpus_skips_gpu_checks_only() -> None:
     ctx = context()
-    bare = type(ctx)(ctx.context, type(ctx.settings)(hardware=Hardware(cpus=192)), load_sku(Hardware()), None)
+    bare = type(ctx)(ctx.context, type(ctx.settings)(hardware=Hardware(cpus=192)), load_sku(""), None)
     for name in all_checks():
         if name.startswith("gpu."):
             assert judge(name, node(nvml__init=e("LibraryNotFound")), bare).status is SKIP
@@ -276,14 +276,14 @@ def test_a_node_without_gpus_skips_gpu_checks_only() -> None:
 
 def test_an_unknown_sku_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="did you mean 'h200-8'"):
-        load_sku(Hardware(sku="h200-x8"))
+        load_sku("h200-x8")
     with pytest.raises(ConfigError, match="no file of limits"):
-        load_sku(Hardware(sku="../../etc/passwd"))
+        load_sku("../../etc/passwd")
 
 
 def test_every_limit_names_its_source() -> None:
     for name in sku_names():
-        sku = load_sku(Hardware(sku=name))
+        sku = load_sku(name)
         for field in sku.__slots__:
             limit = getattr(sku, field)
             if hasattr(limit, "source"):

@@ -51,9 +51,7 @@ def test_a_mount_of_a_user_who_was_logged_in_is_not_demanded() -> None:
 def test_a_daemon_or_gpu_that_nobody_stated_is_not_demanded() -> None:
     """NVIDIA/deepops#703 and #701: NFS on nodes that serve none; a guessed GPU count drained the cluster."""
     ctx = context()
-    bare = type(ctx)(
-        CheckContext.PROLOG, AgentsSettings(hardware=Hardware(scratch_dirs=())), load_sku(Hardware()), None
-    )
+    bare = type(ctx)(CheckContext.PROLOG, AgentsSettings(hardware=Hardware(scratch_dirs=())), load_sku(""), None)
     results = [m.judge_or_skip(bare) for m in map(Checked, all_checks())]
     assert {r.status for r in results if r.check not in ("kernel.log", "host.clock", "pcie.aer", "disk.nvme")} == {SKIP}
     assert not decide(results, CheckContext.PROLOG).refuse

@@ -76,7 +76,7 @@ def context_for(context: CheckContext, settings: AgentsSettings, environ: Mappin
     return Context(
         context=context,
         settings=settings,
-        sku=load_sku(settings.hardware),
+        sku=load_sku(settings.hardware.sku),
         boot_id=read_boot_id(settings.probe_root),
         job=job_from_environment(environ or {}),
     )

@@ -89,5 +89,5 @@ def parse(text: str) -> AgentsSettings:
     except tomllib.TOMLDecodeError as exc:
         raise ConfigError(f"agents.toml: not valid TOML ({exc})") from exc
     settings = decode(AgentsSettings, data, where="agents.toml")
-    load_sku(settings.hardware)
+    load_sku(settings.hardware.sku)
     return settings

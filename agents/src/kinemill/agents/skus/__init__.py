@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kinemill.agents.settings import Hardware
 from kinemill.errors import ConfigError
 from kinemill.records import decode, nearest
 
@@ -65,10 +64,10 @@ def _read(name: str) -> Sku:
     return decode(Sku, tomllib.loads(text), where=f"skus/{name}.toml")
 
 
-def load_sku(hardware: Hardware) -> Sku:
-    """The SKU that the inventory names, or one that judges nothing.
+def load_sku(name: str) -> Sku:
+    """The SKU of this name (`hardware.sku` in the inventory); one that judges nothing for an empty name.
 
     Raises:
         ConfigError: No such SKU; the nearest is named.
     """
-    return _read(hardware.sku) if hardware.sku else Sku()
+    return _read(name) if name else Sku()
