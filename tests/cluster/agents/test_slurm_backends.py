@@ -122,7 +122,7 @@ def test_a_job_whose_name_and_comment_lie(cluster: Cluster, slurm: CliSlurm) -> 
     assert "XID 31 on 0000:3b:00" in cluster.job(job)["AdminComment"]
     slurm.requeue(job)
     again = wait_for("requeued", lambda: found if (found := slurm.state(job)).restarts == 1 else None)
-    assert again.state in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
+    assert again.state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
     slurm.cancel(job)
     script.unlink()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kinemill.control.sandbox import faults
+from kinemill.control.sandbox.cluster import _fields as fields_of
 from kinemill.errors import ExternalError
 from support.cluster import SUITES, wait_for
 
@@ -170,8 +171,8 @@ def test_reboot_through_slurm_comes_back_by_itself(slurm_cluster: Get, suite: st
     before = cluster.box.nspawn_pid("n2")
     cluster.slurm("scontrol", "reboot", "ASAP", "nextstate=resume", "reason=test", "n2")
     wait_for("reboot", lambda: cluster.box.nspawn_pid("n2") not in (None, before))
+    wait_for("its own return", lambda: "Reason" not in cluster.node("n2"))
     cluster.wait_idle()
-    assert "Reason" not in cluster.node("n2")
 
 
 def reservation(cluster: Cluster, name: str, *options: str) -> None:
@@ -213,9 +214,9 @@ def test_a_controller_that_just_started_knows_nothing_of_its_nodes(slurm_cluster
     cluster.box.exec("ctl", ["sh", "-euc", aside])
     try:
         cluster.box.exec("ctl", ["systemctl", "start", "slurmctld"])
-        wait_for("slurmctld", lambda: "UP" in cluster.slurm("scontrol", "ping", check=False))
-        # then it says so
-        found = cluster.node("n1")
+        # then it says so, until it takes them for lost, 15 s later
+        asked = "until scontrol ping | grep -q UP; do sleep 0.1; done; exec scontrol --oneliner show node n1"
+        found = fields_of(cluster.box.exec("ctl", ["sh", "-c", asked], deadline_s=240).stdout)
         assert found["State"].startswith("UNKNOWN")
         assert found["BootTime"] == "None"
         assert "Version" not in found

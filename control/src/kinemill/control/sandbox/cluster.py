@@ -172,7 +172,7 @@ class Cluster:
         say(f"Slurm {cluster.version()}: {len(computes)} nodes idle after {cluster.ready_s:.1f} s")
         return cluster
 
-    def slurm(self, *command: str, deadline_s: float = 30, check: bool = True) -> str:
+    def slurm(self, *command: str, deadline_s: float = 120, check: bool = True) -> str:
         """Output of a Slurm command on the controller."""
         return self.box.exec(self.controller, command, deadline_s=deadline_s, check=check).stdout
 
@@ -243,20 +243,25 @@ class Cluster:
             for kind in ("prolog", "epilog", "health"):
                 for path in (self.box.root(node) / "etc/slurm/hooks").glob(f"{kind}.d/*"):
                     path.unlink()
-        anchor.until("controller", lambda: "UP" in self.slurm("scontrol", "ping", check=False), deadline_s=60)
-        for line in self.slurm("squeue", "--noheader", "--all", "--format=%A").split():
-            self.slurm("scancel", "--full", line, check=False)
+        ping = ("scontrol", "ping")
+        anchor.until("controller", lambda: "UP" in self.slurm(*ping, check=False), deadline_s=_READY_DEADLINE_S)
         for line in self.slurm("scontrol", "--oneliner", "show", "reservation", check=False).splitlines():
             name = _fields(line).get("ReservationName")
             if name:
                 self.slurm("scontrol", "delete", f"reservationname={name}", check=False)
 
         def resumed() -> bool:
-            states = self.states()
+            try:
+                jobs = self.slurm("squeue", "--noheader", "--all", "--format=%A").split()
+                states = self.states()
+            except (ExternalError, ValueError):  # a controller that has just started
+                return False
+            for job in jobs:
+                self.slurm("scancel", "--full", job, check=False)
             for node, state in states.items():
                 if state.startswith(("drain", "down")):
                     self.slurm("scontrol", "update", f"nodename={node}", "state=resume", check=False)
-            return all(states.get(node) == "idle" for node in self.computes)
+            return not jobs and all(states.get(node) == "idle" for node in self.computes)
 
         try:
             anchor.until("all nodes idle", resumed, deadline_s=_READY_DEADLINE_S, every_s=0.3)
