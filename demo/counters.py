@@ -26,7 +26,7 @@ class Served:
 
 def served(metrics_url: str, bucket: str) -> Served:
     """Read the server's counters of one bucket."""
-    with urllib.request.urlopen(metrics_url, timeout=10) as answer:  # noqa: S310 - our own server's http URL
+    with urllib.request.urlopen(metrics_url, timeout=60) as answer:  # noqa: S310 - our own server's http URL
         text = answer.read().decode()
     gets = sent = 0.0
     for match in _LINE.finditer(text):

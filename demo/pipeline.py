@@ -21,7 +21,7 @@ from kinemill.errors import ExternalError
 __all__ = ["Command", "Drops", "keep_open", "kinemill", "make_drops", "write_job", "write_spec"]
 
 VENDORS = ("gantry_ros2", "twinarm_aloha", "deskarm_lerobot")
-GRACE_S = 60.0
+GRACE_S = 120.0
 """How long a command gets to end by itself after Ctrl-C; training saves within it."""
 
 

@@ -201,7 +201,7 @@ class S3Server:
         }
         self._child = Child(owned.path, "weed", argv, env=env, cwd=data)
         probe = S3Http(self.address, keys, timeout_s=10.0)
-        self._child.start(lambda: _takes_writes(probe), timeout_s=60.0, every_s=0.05)
+        self._child.start(lambda: _takes_writes(probe), timeout_s=180.0, every_s=0.05)
 
     def restart(self) -> None:
         """Start the process again in the same folder, at the same address, as after `kill`."""
