@@ -192,7 +192,8 @@ def backup_folder() -> Iterator[Path]:
 
 def test_backup_is_verified_and_never_written_over(backup_folder: Path) -> None:
     with postgres("wheel") as server, fresh_catalog(server) as catalog:
-        words = ["catalog", "backup", str(backup_folder / "b"), "--catalog", catalog.libpq_url]
+        assert catalog.status().up_to_date
+        words = ["catalog", "backup", str(backup_folder / "b"), "--catalog", server.tcp_url]  # by its password
         assert CliRunner().invoke(cli, words).exit_code == ExitCode.OK
         assert (backup_folder / "b" / "backup_manifest").exists()
         assert run(cli, "kinemill", words) == ExitCode.FINDING

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,7 +19,15 @@ import sqlalchemy as sa
 
 from kinemill.contracts import EpisodeState, Store, TopicKind
 from kinemill.episode import EpisodeWriter, TopicSpec, publish
-from kinemill.errors import ConfigError, ConflictError, NotFoundError, StateError, UnavailableError, UsageError
+from kinemill.errors import (
+    ConfigError,
+    ConflictError,
+    DeadlineError,
+    NotFoundError,
+    StateError,
+    UnavailableError,
+    UsageError,
+)
 from kinemill.pipelines.catalog import Catalog, EpisodeCard, LabelRecord, ManifestRecord, QualityRecord, uuid7
 from kinemill.pipelines.catalog.backup import RestoreFrom, archive_settings, base_backup
 from kinemill.pipelines.catalog.embedded import PostgresServer
@@ -128,6 +137,50 @@ def test_a_restore_says_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="letters"):
         archive_settings(tmp_path / "it's here")
     assert "2026" in RestoreFrom(tmp_path, until=datetime(2026, 1, 1, tzinfo=UTC)).settings()["recovery_target_time"]
+
+
+def test_a_segment_that_is_handed_over_again_is_no_error_and_another_one_is(tmp_path: Path) -> None:
+    archive, log = tmp_path / "archive", tmp_path / "pg_wal"
+    archive.mkdir()
+    log.mkdir()
+    segment = log / "000000010000000000000001"
+    command = archive_settings(archive)["archive_command"].strip("'")
+    command = command.replace("%p", str(segment)).replace("%f", segment.name)
+
+    def hand_over(content: bytes) -> int:
+        segment.write_bytes(content)
+        return subprocess.run(["sh", "-c", command], check=False, timeout=120, stderr=subprocess.DEVNULL).returncode
+
+    (archive / f".{segment.name}.partial").write_bytes(b"half of")  # the server died in the middle
+    assert hand_over(b"the log") == 0
+    assert hand_over(b"the log") == 0, "the server died before it noted that it was done"
+    assert hand_over(b"another") != 0
+    assert {path.name: path.read_bytes() for path in archive.iterdir()} == {segment.name: b"the log"}
+
+
+def test_a_backup_shows_no_password_on_its_command_line(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("pg_basebackup", "pg_verifybackup"):
+        script = '#!/bin/sh\nfor word in "$@"; do echo "$word"; done >>"$0.argv"\necho "$PGPASSWORD" >"$0.word"\n'
+        (programs / name).write_text(
+            script + 'for word in "$@"; do case $word in --pgdata=*) mkdir "${word#*=}";; esac; done\n'
+        )
+        (programs / name).chmod(0o755)
+    for number, url in enumerate(("postgresql://u:sec%40ret@h:5/d", "postgresql://h:5/d?user=u&password=sec%40ret")):
+        base_backup(url, tmp_path / f"backup-{number}", programs)
+        assert (programs / "pg_basebackup.word").read_text() == "sec@ret\n"
+    shown = (programs / "pg_basebackup.argv").read_text()
+    assert "--dbname=" in shown
+    assert "host=h" in shown
+    assert "ret" not in shown.replace("--no-password", "")
+    with pytest.raises(ConfigError, match="sslpassword"):
+        base_backup("postgresql://h/d?sslpassword=x", tmp_path / "no", programs)
+    (programs / "pg_basebackup").write_text("#!/bin/sh\nexec sleep 600\n")
+    with pytest.raises(DeadlineError, match="pg_basebackup was not done") as caught:
+        base_backup("postgresql://u:secret@h/d", tmp_path / "slow", programs, timeout_s=0.2)
+    assert "secret" not in str(caught.value)
+    assert not list(tmp_path.glob(".*"))
 
 
 # ---- from the objects alone

@@ -68,6 +68,8 @@ def test_receipts_are_packed_without_loss() -> None:
 def test_urls_in_logs_hold_no_password() -> None:
     assert public_url("postgresql://u:secret@h:5/d?x=1") == "postgresql://u@h:5/d?x=1"
     assert public_url("postgresql://u@/d?host=/run") == "postgresql://u@/d?host=/run"
+    assert public_url("postgresql:///d?user=u&password=secret&port=5") == "postgresql:///d?user=u&port=5"
+    assert public_url("postgresql://u:secret@h/d?pass%77ord=secret&sslpassword=s") == "postgresql://u@h/d"
     assert sqlalchemy_url("postgres://u@h/d") == "postgresql+psycopg://u@h/d"
 
 

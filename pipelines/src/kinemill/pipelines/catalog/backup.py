@@ -11,12 +11,13 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kinemill.errors import ConfigError, ConflictError, ExternalError, NotFoundError
+from kinemill.errors import ConfigError, ConflictError, DeadlineError, ExternalError, NotFoundError
 
 if TYPE_CHECKING:
     from kinemill.process import Account
@@ -47,9 +48,12 @@ def archive_settings(archive: Path, *, every_s: int = 60) -> dict[str, str]:
         every_s: A segment is handed over at least this often: what a lost machine can cost.
     """
     place = _plain(archive)
+    # A server that dies right after handing a segment over hands it over again: the same bytes are no error, or it
+    # would try for ever and fill its disk with the log. Other bytes are, and what is there stays.
     command = (
-        f"test ! -f {place}/%f && cp %p {place}/.%f{_PARTIAL} && sync {place}/.%f{_PARTIAL}"
-        f" && mv {place}/.%f{_PARTIAL} {place}/%f"
+        f"if test -e {place}/%f; then cmp -s %p {place}/%f; else"
+        f" cp %p {place}/.%f{_PARTIAL} && sync {place}/.%f{_PARTIAL} && mv {place}/.%f{_PARTIAL} {place}/%f; fi"
+        f" && sync {place}"
     )
     return {
         "wal_level": "replica",
@@ -63,15 +67,19 @@ def base_backup(url: str, target: Path, programs: Path, *, timeout_s: float = 86
     """A verified copy of the whole cluster at `target`, taken while it works.
 
     Args:
-        url: libpq's, of an account with the right REPLICATION.
+        url: libpq's, of an account with the right REPLICATION. A password in it goes to the program by its
+            environment: anybody may read a command line.
         target: Must not exist; appears only when it is complete and verified.
         programs: Folder of pg_basebackup and pg_verifybackup, of the server's own major version.
         timeout_s: Of the copy.
 
     Raises:
+        ConfigError: The URL holds a client key's password, which no environment carries.
         ConflictError: `target` exists.
+        DeadlineError: It took longer than `timeout_s`; nothing is left.
         ExternalError: A program failed; nothing is left.
     """
+    place, secret = _without_secret(url)
     if target.exists():
         raise ConflictError(f"{target} exists; a backup is never written over another")
     partial = target.with_name(f".{target.name}{_PARTIAL}")
@@ -80,7 +88,7 @@ def base_backup(url: str, target: Path, programs: Path, *, timeout_s: float = 86
         _run(
             [
                 str(programs / "pg_basebackup"),
-                f"--dbname={url}",
+                f"--dbname={place}",
                 f"--pgdata={partial}",
                 "--format=plain",
                 "--wal-method=stream",
@@ -89,6 +97,7 @@ def base_backup(url: str, target: Path, programs: Path, *, timeout_s: float = 86
                 "--no-password",
             ],
             timeout_s,
+            secret,
         )
         _run([str(programs / "pg_verifybackup"), "--exit-on-error", "--quiet", str(partial)], timeout_s)
         partial.replace(target)
@@ -98,11 +107,35 @@ def base_backup(url: str, target: Path, programs: Path, *, timeout_s: float = 86
     return target
 
 
-def _run(argv: list[str], timeout_s: float) -> None:
+def _without_secret(url: str) -> tuple[str, dict[str, str]]:
+    """Where the server is, as libpq reads it, and what goes by the environment instead."""
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    try:
+        parts = {k: str(v) for k, v in conninfo_to_dict(url).items() if v is not None}
+    except psycopg.ProgrammingError:
+        raise ConfigError("the catalog's URL is none that libpq reads") from None  # its words may repeat a secret
+    if "sslpassword" in parts:
+        raise ConfigError("the catalog's URL holds an sslpassword; give the backup a client key without one")
+    password = parts.pop("password", None)
+    return make_conninfo("", **parts), {} if password is None else {"PGPASSWORD": password}
+
+
+def _run(argv: list[str], timeout_s: float, secret: Mapping[str, str] | None = None) -> None:
     env = {k: v for k, v in os.environ.items() if k.startswith("PG") or k == "PATH"} | {"LC_ALL": "C.UTF-8"}
-    done = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False, env=env
-    )
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=env | dict(secret or {}),
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise DeadlineError(f"{Path(argv[0]).name} was not done after {timeout_s:.0f} s") from exc
     if done.returncode:
         raise ExternalError(f"{Path(argv[0]).name} ended with {done.returncode}: {done.stderr.strip()[-600:]}")
 

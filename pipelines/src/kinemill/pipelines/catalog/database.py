@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import psycopg
 import sqlalchemy as sa
@@ -24,6 +24,7 @@ from kinemill.errors import (
 __all__ = ["URL_VARIABLE", "catalog_url", "connect_engine", "public_url", "sqlalchemy_url", "translated"]
 
 URL_VARIABLE = "KINEMILL_CATALOG_URL"
+_SECRET_OPTIONS = ("password", "sslpassword")
 
 # All names are qualified. The server's own search_path would put the schema of a user `kinemill` first.
 _OPTIONS = " ".join(
@@ -63,10 +64,13 @@ def sqlalchemy_url(url: str) -> str:
 
 
 def public_url(url: str) -> str:
-    """The URL as a log may show it: without a password."""
-    parts = urlsplit(url)
+    """The URL as a log may show it: without a password, wherever libpq would take one."""
+    head, mark, query = url.partition("?")
+    options = [one for one in query.split("&") if unquote(one.split("=", 1)[0]) not in _SECRET_OPTIONS]
+    shown = head + (mark + "&".join(options) if options else "")
+    parts = urlsplit(shown)
     if "@" not in parts.netloc:
-        return url
+        return shown
     who, _, where = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"{who.split(':')[0]}@{where}"))
 
