@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 
 from kinemill.control.inventory import inventory_faults
-from support.ansible import INVENTORIES, REPO, ROLES, default_keys, inventory_names, load, render, role_names, spec_keys
+from support.ansible import (
+    INVENTORIES,
+    REPO,
+    ROLES,
+    default_keys,
+    inventory_names,
+    load,
+    playbook,
+    render,
+    role_names,
+    spec_keys,
+)
 from support.layers import skip
 
 PHASES = ["preflight", "install", "configure", "verify"]
@@ -76,3 +88,12 @@ def test_site_is_a_list_of_imports() -> None:
     for play in load(REPO / "site.yml"):
         assert set(play) == {"name", "ansible.builtin.import_playbook"}
         assert (REPO / play["ansible.builtin.import_playbook"]).is_file()
+
+
+def test_every_phase_in_the_site_can_be_run_alone_by_its_tag() -> None:
+    done = playbook("--list-tags", "-i", INVENTORIES / "sandbox", REPO / "site.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    listed = {tag for line in done.stdout.splitlines() if "TASK TAGS:" in line for tag in re.findall(r"\w+", line)}
+    for name in set(role_names()) - {"adhoc", "platform_defaults"}:
+        for task in load(ROLES / name / "tasks" / "main.yml"):
+            assert set(task["tags"]) <= listed, f"{name}: an include in a playbook hides it"
