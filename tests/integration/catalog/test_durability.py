@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
+import random
 import shutil
 import subprocess
 import time
@@ -17,11 +19,12 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from kinemill.contracts import EpisodeState, Store, TopicKind
+from kinemill.contracts import EpisodeState, Store, TopicKind, episode_key
 from kinemill.episode import EpisodeWriter, TopicSpec, publish
 from kinemill.errors import (
     ConfigError,
     ConflictError,
+    DataError,
     DeadlineError,
     NotFoundError,
     StateError,
@@ -32,7 +35,7 @@ from kinemill.pipelines.catalog import Catalog, EpisodeCard, LabelRecord, Manife
 from kinemill.pipelines.catalog.backup import RestoreFrom, archive_settings, base_backup
 from kinemill.pipelines.catalog.embedded import PostgresServer
 from kinemill.pipelines.catalog.purge import plan_purge, purge
-from kinemill.pipelines.catalog.rebuild import rebuild
+from kinemill.pipelines.catalog.rebuild import read_object, rebuild
 from kinemill.process import unprivileged_account
 from kinemill.store import MemoryStore
 from support.catalog import card_of, fresh_catalog, pair, postgres
@@ -270,6 +273,45 @@ def test_what_cannot_be_rebuilt_is_named_and_the_rest_is_not_held_up(one: Catalo
     assert "names no vendor" in reasons
     assert "has the vendor's key" in reasons
     assert one.counts()["ingested"] == 1
+
+
+def test_one_object_that_no_row_can_hold_stops_no_rebuild(one: Catalog) -> None:
+    store = MemoryStore()
+    endless, good, withdrawn = card_of(uuid7(), vendor="v" * 500), card_of(uuid7()), card_of(uuid7())
+    one.register_episodes([(withdrawn, write_episode(store, withdrawn))])  # type: ignore[list-item]
+    purge(one, store, withdrawn.episode_id, reason="r", actor="a")
+    for card in (endless, good, withdrawn):
+        write_episode(store, card, value=5.0)
+    report = rebuild(one, store, batch_size=1)
+    assert report.outcomes == {"new": 1}
+    reasons = {key.split("/")[2]: why for key, why in report.refused.items()}
+    assert set(reasons) == {endless.episode_id, withdrawn.episode_id}
+    assert "vendor_name_check" in reasons[endless.episode_id]
+    assert "consent was withdrawn" in reasons[withdrawn.episode_id]
+    again = rebuild(one, store)
+    assert (again.outcomes, set(again.refused)) == ({"same": 1}, set(report.refused)), "together as one by one"
+
+
+def test_objects_of_any_bytes_are_read_or_refused(tmp_path: Path) -> None:
+    """Their names are right, so whoever wrote them could have written this."""
+    store, card = MemoryStore(), card_of(uuid7())
+    whole = store.get(write_episode(store, card).key)  # type: ignore[attr-defined]
+    rng = random.Random(7)
+    refused = 0
+    for turn in range(150):
+        data = bytearray(whole)
+        at = rng.randrange(len(data) - 8)
+        if turn % 2:
+            data[at : at + 8] = rng.randbytes(8)
+        else:
+            del data[at:]
+        key = episode_key(uuid.UUID(card.episode_id), "vla", hashlib.sha256(data).hexdigest())
+        store.put_if_absent(key, bytes(data))
+        try:
+            read_object(store, store.head(key), tmp_path)
+        except DataError:
+            refused += 1
+    assert refused > 75, "all that were cut, and most that were overwritten"
 
 
 def test_what_was_ingested_from_a_drop_comes_back_with_its_names(wheel: PostgresServer, tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ from itertools import islice
 from pathlib import Path
 
 from kinemill.contracts import ObjectMeta, Rendition, Store, parse_episode_key
-from kinemill.errors import ContractError, CorruptError, DataError, KinemillError
+from kinemill.errors import (
+    ConfigError,
+    ConflictError,
+    ContractError,
+    CorruptError,
+    DataError,
+    KinemillError,
+    NotFoundError,
+)
 from kinemill.pipelines.catalog.api import Catalog
 from kinemill.pipelines.catalog.records import EpisodeCard, Outcome
 
@@ -43,9 +51,6 @@ def read_object(store: Store, meta: ObjectMeta, folder: Path) -> tuple[EpisodeCa
     Raises:
         DataError: Damaged, another content than its key says, or without the vendor's names.
     """
-    from mcap.exceptions import McapError
-    from mcap.reader import make_reader
-
     from kinemill.episode.source import read_receipt
     from kinemill.store.files import FileStore
 
@@ -60,14 +65,7 @@ def read_object(store: Store, meta: ObjectMeta, folder: Path) -> tuple[EpisodeCa
             sha256 = digest.hexdigest()
             if sha256[:12] != key.hash12:
                 raise CorruptError(f"{meta.key}: its bytes have sha256 {sha256[:12]}..., its key says {key.hash12}...")
-            file.seek(0)
-            found: dict[str, str] = {}
-            try:
-                for record in make_reader(file).iter_metadata():
-                    if record.name == "tg.layout":
-                        found = dict(record.metadata)
-            except McapError as exc:
-                raise CorruptError(f"{meta.key}: {exc}") from exc
+        found = _words(path)
         receipt = replace(read_receipt(FileStore(folder), path.name, sha256=sha256), size_bytes=meta.size_bytes)
     finally:
         path.unlink(missing_ok=True)
@@ -75,6 +73,28 @@ def read_object(store: Store, meta: ObjectMeta, folder: Path) -> tuple[EpisodeCa
         raise DataError(f"{meta.key}: the file says it is {receipt.episode_id}, profile {receipt.profile}")
     card = EpisodeCard.from_metadata(receipt.episode_id, found)
     return card, Rendition(receipt.episode_id, receipt.profile, meta.key, receipt, meta.etag)
+
+
+def _words(path: Path) -> dict[str, str]:
+    """What an episode file says of itself in `tg.layout`, which stands before its first chunk.
+
+    Raises:
+        DataError: Damaged.
+    """
+    from kinemill.episode import wire
+    from kinemill.episode.scan import FileSource, records_in
+    from kinemill.episode.source import Cursor
+
+    with FileSource(path) as source:
+        for record in records_in(source):
+            if record.op == wire.Op.CHUNK:
+                break
+            if record.op == wire.Op.METADATA:
+                cursor = Cursor(record.body, source.name)
+                name, items = cursor.text(), cursor.strings()
+                if name == "tg.layout":
+                    return items
+    return {}
 
 
 def rebuild(
@@ -115,7 +135,7 @@ def rebuild(
             for meta in batch:
                 try:
                     pairs.append(read_object(store, meta, Path(name)))
-                except (DataError, ContractError) as exc:
+                except (DataError, ContractError, NotFoundError, ConflictError) as exc:  # the last two: gone meanwhile
                     report.refused[meta.key] = str(exc)
             for part in _without_repeats(pairs):
                 _register(catalog, part, report)
@@ -145,14 +165,14 @@ def _without_repeats(
 def _register(catalog: Catalog, pairs: list[tuple[EpisodeCard, Rendition]], report: RebuildReport) -> None:
     try:
         done = catalog.register_episodes(pairs, verified=True)
-    except DataError:
+    except KinemillError as exc:
+        if exc.transient or (isinstance(exc, ConfigError) and not isinstance(exc, ContractError)):
+            raise  # the database's, not that of what it was given
         if len(pairs) == 1:
-            raise
-        for pair in pairs:  # find the one that is wrong
-            try:
+            report.refused[pairs[0][1].key] = str(exc)
+        else:
+            for pair in pairs:  # find the one that is wrong
                 _register(catalog, [pair], report)
-            except KinemillError as exc:
-                report.refused[pair[1].key] = str(exc)
         return
     for one in done:
         report.outcomes[one.outcome.value] = report.outcomes.get(one.outcome.value, 0) + 1
