@@ -18,6 +18,7 @@ from kinemill.contracts import EpisodeState
 from kinemill.errors import ConflictError
 from kinemill.pipelines.catalog import Catalog
 from kinemill.pipelines.catalog.embedded import PostgresServer
+from kinemill.pipelines.drops import generate_drops
 from kinemill.pipelines.ingest import MemoryLedger
 from kinemill.pipelines.ingest.catalog_ledger import CatalogLedger
 from kinemill.store import MemoryStore, open_store
@@ -100,6 +101,22 @@ def two(tmp_path: Path) -> Path:
     return tmp_path / "drop"
 
 
+@pytest.fixture(scope="module")
+def long_recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drop whose recordings take a while to convert, so that a run can be met in the middle of it."""
+    root = tmp_path_factory.mktemp("long")
+    (drop,) = generate_drops(root, 7, episodes=2, seconds=20.0, only=("gantry_ros2",), width=96, height=64)
+    return drop.path
+
+
+@pytest.fixture
+def two_long(long_recordings: Path, tmp_path: Path) -> Path:
+    """A drop of two good recordings of 20 s."""
+    for name in ("run_000", "run_001"):
+        shutil.copytree(long_recordings / name, tmp_path / "drop" / name)
+    return tmp_path / "drop"
+
+
 def command(catalog: Catalog, drop: Path, tmp_path: Path) -> tuple[list[str], dict[str, str]]:
     argv = [str(Path(sys.executable).with_name("kinemill")), "ingest", "run", str(drop), "--vendor", "gantry_ros2"]
     argv += ["--workers", "2", "--json", "--store", f"file://{tmp_path}/store", "--work-dir", str(tmp_path / "w")]
@@ -114,9 +131,9 @@ def found(folder: Path, pattern: str) -> bool:
 
 
 def test_killed_at_any_moment_the_next_run_completes_and_nothing_is_doubled(
-    catalog: Catalog, two: Path, tmp_path: Path
+    catalog: Catalog, two_long: Path, tmp_path: Path
 ) -> None:
-    argv, env = command(catalog, two, tmp_path)
+    argv, env = command(catalog, two_long, tmp_path)
     store_folder = tmp_path / "store"
     for published in (0, 1):  # kill in the middle of converting, then after the first object stands in the store
         run = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -147,13 +164,14 @@ def test_killed_at_any_moment_the_next_run_completes_and_nothing_is_doubled(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_gives_its_claims_back_and_leaves_nothing(
-    catalog: Catalog, two: Path, tmp_path: Path, number: signal.Signals
+    catalog: Catalog, two_long: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    argv, env = command(catalog, two, tmp_path)
+    argv, env = command(catalog, two_long, tmp_path)
     run = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
-    while not found(tmp_path / "w" / "ingest", ".episode-*.part") and time.monotonic() < deadline:
+    while not found(tmp_path / "w" / "ingest", ".episode-*.part"):
         assert run.poll() is None
+        assert time.monotonic() < deadline, "it did not come to converting"
         time.sleep(0.01)
 
     run.send_signal(number)
