@@ -100,21 +100,38 @@ class KinemillGroup(click.Group):
 
 @click.command(cls=KinemillGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kinemill-core", prog_name="kinemill")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """The data and compute platform for physical AI.
 
     Example: kinemill episode info recording.mcap
     """
+    # A program that calls a command keeps its own logging; `config` has to run where the settings are broken.
+    if ctx.obj is _OWN_PROCESS and ctx.invoked_subcommand != "config":
+        from kinemill.logs import logs_from_settings
+
+        logs_from_settings()
 
 
-def run(command: click.Command, prog_name: str, args: list[str] | None = None) -> int:
+_OWN_PROCESS = object()
+
+
+def run(command: click.Command, prog_name: str, args: list[str] | None = None, *, own_process: bool = False) -> int:
     """Run a click command and turn every ending into an exit code.
 
     A `KinemillError` is one line on stderr and its own exit code; Ctrl-C is 130; a broken pipe is
     quiet. Anything else is a bug: its traceback is shown and the code is 1.
+
+    Args:
+        command: What to run.
+        prog_name: What it is called, in its own words.
+        args: Instead of `sys.argv`.
+        own_process: The process is there for this command alone, so `kinemill` sets logging up.
     """
     try:
-        result: Any = command.main(args=args, prog_name=prog_name, standalone_mode=False)
+        result: Any = command.main(
+            args=args, prog_name=prog_name, standalone_mode=False, obj=_OWN_PROCESS if own_process else None
+        )
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.ClickException as exc:
@@ -134,4 +151,4 @@ def run(command: click.Command, prog_name: str, args: list[str] | None = None) -
 
 def main() -> None:
     """Entry of the `kinemill` script."""
-    sys.exit(run(cli, "kinemill"))
+    sys.exit(run(cli, "kinemill", own_process=True))

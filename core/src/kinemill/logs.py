@@ -18,7 +18,7 @@ from typing import TextIO
 
 from kinemill.errors import UsageError
 
-__all__ = ["FIELDS", "JsonFormatter", "TextFormatter", "bind", "setup_logs"]
+__all__ = ["FIELDS", "JsonFormatter", "TextFormatter", "bind", "logs_from_settings", "setup_logs"]
 
 FIELDS = ("run_id", "step", "episode_id", "node", "job_id", "attempt")
 """What may be bound; one vocabulary for every plane, so that one search finds all lines of a run."""
@@ -89,7 +89,8 @@ def setup_logs(*, fmt: str = "auto", level: str = "info", stream: TextIO | None 
 
     Args:
         fmt: `json`, `text`, or `auto`: text where the stream is a terminal, JSON elsewhere.
-        level: `debug`, `info`, `warning` or `error`.
+        level: `debug`, `info`, `warning` or `error`; of kinemill's own lines. Other libraries' chatter below a
+            warning is left out.
         stream: Where lines go.
 
     Raises:
@@ -106,4 +107,17 @@ def setup_logs(*, fmt: str = "auto", level: str = "info", stream: TextIO | None 
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(number)
+    root.setLevel(max(number, logging.WARNING))
+    logging.getLogger("kinemill").setLevel(number)
+
+
+def logs_from_settings() -> None:
+    """`setup_logs` as `log_format` and `log_level` of core's settings say; commands call it at their start.
+
+    Raises:
+        ConfigError: core.toml, or a variable that stands for it, is wrong.
+    """
+    from kinemill.settings import CoreSettings, load_settings
+
+    settings = load_settings(CoreSettings, plane="core").value
+    setup_logs(fmt=settings.log_format, level=settings.log_level)

@@ -3,7 +3,8 @@
 Order, later wins: the dataclass's defaults, `/etc/kinemill/<plane>.toml` (or the file given), the
 environment variable a field names in its metadata, what the caller overrides (command-line flags).
 Every value remembers where it came from. Secrets never stand in TOML: `read_env_file` reads them
-from a file that only its owner can read.
+from a file that only its owner can read. A URL in the environment may hold one, so `hide_secrets`
+stands before whatever shows settings.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = [
     "Loaded",
     "cache_dir",
     "config_path",
+    "hide_secrets",
     "load_settings",
     "read_env_file",
     "settings_classes",
@@ -34,16 +36,25 @@ __all__ = [
 T = TypeVar("T")
 
 _SECRET = re.compile(r"password|passwd|secret|token|credential|private_key|access_key", re.IGNORECASE)
+_URL_USER = re.compile(r"(?P<head>[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s@:]*:)[^/?#\s]*(?=@)")
+_URL_OPTION = re.compile(r"(?P<head>[?&](?P<name>[^=&#\s]+)=)[^&#\s]+")
 _ENV_LINE = re.compile(r"(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)")
 
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """KINEMILL_CACHE_DIR, else /var/cache/kinemill as root, else the user's XDG cache."""
+    """Where local copies lie: KINEMILL_CACHE_DIR, else `cache_dir` of core.toml, else the default.
+
+    The default is /var/cache/kinemill as root, else the user's XDG cache.
+    """
     env = os.environ if environ is None else environ
-    if env.get("KINEMILL_CACHE_DIR"):
-        return Path(env["KINEMILL_CACHE_DIR"])
+    loaded = load_settings(CoreSettings, plane="core", environ=env)
+    return loaded.value.cache_dir if "cache_dir" in loaded.origins else _default_cache_dir(env)
+
+
+def _default_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     if os.geteuid() == 0:
         return Path("/var/cache/kinemill")
+    env = os.environ if environ is None else environ
     return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinemill"
 
 
@@ -51,15 +62,12 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
 class CoreSettings:
     """Settings that every plane shares."""
 
-    cache_dir: Path = field(default_factory=cache_dir, metadata={"env": "KINEMILL_CACHE_DIR"})
-    """Local cache: manifests, wheels, images."""
-    state_dir: Path = Path("/var/lib/kinemill")
-    """What must survive a reboot."""
-    run_dir: Path = Path("/run/kinemill")
-    """What must not."""
+    cache_dir: Path = field(default_factory=_default_cache_dir, metadata={"env": "KINEMILL_CACHE_DIR"})
+    """Local cache: manifests, scratch of ingestion, images."""
     log_format: str = field(default="auto", metadata={"env": "KINEMILL_LOG_FORMAT"})
     """`auto` is text on a terminal and JSON lines elsewhere; `text`, `json`."""
     log_level: str = field(default="info", metadata={"env": "KINEMILL_LOG_LEVEL"})
+    """`debug`, `info`, `warning` or `error`; of kinemill's own lines (other libraries': warnings and errors)."""
 
     def __post_init__(self) -> None:
         if self.log_format not in ("auto", "text", "json"):
@@ -128,7 +136,9 @@ def load_settings(
     except UnknownKeyError:
         raise
     except ContractError as exc:
-        raise ConfigError(str(exc)) from exc
+        text = str(exc)  # it names the file; what came from elsewhere is that place's fault
+        elsewhere = (origin for name, origin in origins.items() if origin != str(source) and name in text)
+        raise ConfigError(text.replace(str(source), next(elsewhere, str(source)), 1)) from exc
     return Loaded(value, origins)
 
 
@@ -187,7 +197,19 @@ def _read_toml(path: Path, *, required: bool) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML ({exc})") from exc
 
 
+def hide_secrets(text: str) -> str:
+    """`text` with `***` for the passwords of URLs in it: after the user's name, and in options such as `?token=`."""
+    text = _URL_USER.sub(r"\g<head>***", text)
+    return _URL_OPTION.sub(lambda m: f"{m['head']}***" if _SECRET.search(m["name"]) else m[0], text)
+
+
 def _refuse_secrets(data: Mapping[str, Any], known: set[str], where: str) -> None:
+    for name, value in _strings(data):
+        if hide_secrets(value) != value:
+            raise ConfigError(
+                f"{where}: '{name}' is a URL with a password in it; settings hold no secrets. Put it into the "
+                "environment, from a file of mode 0600"
+            )
     for name in _keys(data):
         if name not in known and _SECRET.search(name.rsplit(".", 1)[-1]) and nearest(name, known) is None:
             raise UnknownKeyError(
@@ -225,6 +247,15 @@ def _keys(data: Mapping[str, Any], prefix: str = "") -> list[str]:
         name = f"{prefix}{key}"
         names += _keys(value, f"{name}.") if isinstance(value, Mapping) else [name]
     return names
+
+
+def _strings(data: Any, name: str = "") -> list[tuple[str, str]]:
+    """(dotted name, text) of every text in plain data."""
+    if isinstance(data, str):
+        return [(name, data)]
+    if isinstance(data, Mapping):
+        return [row for k, v in data.items() for row in _strings(v, f"{name}.{k}" if name else str(k))]
+    return [row for v in data for row in _strings(v, name)] if isinstance(data, list) else []
 
 
 def _put(data: dict[str, Any], dotted: str, value: Any) -> None:

@@ -85,7 +85,50 @@ def test_config_show_prints_value_and_origin(tmp_path: Path) -> None:
     rows = {(r["plane"], r["name"]): (r["value"], r["origin"]) for r in json.loads(done.stdout)["settings"]}
     assert rows["agents", "probe_root"] == ("/elsewhere", str(tmp_path / "agents.toml"))
     assert rows["core", "log_level"] == ("debug", "$KINEMILL_LOG_LEVEL")
-    assert rows["core", "run_dir"] == ("/run/kinemill", "default")
+    assert rows["core", "log_format"] == ("auto", "default")
+
+
+def test_config_show_hides_the_passwords_of_urls() -> None:
+    secrets = {
+        "KINEMILL_CATALOG_URL": "postgresql://kim:hunter2@db/kinemill",
+        "KINEMILL_STORE_URL": "s3://corpus/p?endpoint=http://h:1&secret_access_key=hunter3",
+    }
+    tool = Path(sys.executable).parent / "kinemill"
+    for form in ([], ["--json"]):
+        done = subprocess.run(
+            [tool, "config", "show", "pipelines", *form],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **secrets},
+            check=True,
+            timeout=300,
+        )
+        assert "hunter" not in done.stdout + done.stderr
+        assert "postgresql://kim:***@db/kinemill" in done.stdout
+        assert "s3://corpus/p?endpoint=http://h:1&secret_access_key=***" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "lines"), [("debug", 2), ("warning", 1)])
+def test_commands_log_as_the_settings_say(tmp_path: Path, name: str, lines: int) -> None:
+    (tmp_path / "core.toml").write_text(f'log_format = "json"\nlog_level = "{name}"\n')
+    code = (
+        "import click, logging, sys; from kinemill import cli\n"
+        "@click.command()\n"
+        "def speak():\n"
+        "    for log in (logging.getLogger('kinemill.x'), logging.getLogger('library')):\n"
+        "        log.debug('quiet'); log.info('chatter') if log.name == 'library' else None\n"
+        "    logging.getLogger('kinemill.x').warning('loud')\n"
+        "cli.cli.add_command(speak); sys.argv = ['kinemill', 'speak']; cli.main()"
+    )
+    env = {**os.environ, "KINEMILL_CONFIG_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True, timeout=300
+    )
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(line["logger"], line["message"]) for line in said] == [
+        ("kinemill.x", "quiet"),
+        ("kinemill.x", "loud"),
+    ][-lines:]
 
 
 def test_config_show_of_a_misspelt_setting_exits_78_with_the_right_name(tmp_path: Path) -> None:

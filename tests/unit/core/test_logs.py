@@ -15,11 +15,12 @@ from kinemill.logs import bind, setup_logs
 
 @pytest.fixture(autouse=True)
 def _keep_root_logger() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    root, ours = logging.getLogger(), logging.getLogger("kinemill")
+    handlers, level, own = list(root.handlers), root.level, ours.level
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    ours.setLevel(own)
 
 
 def test_json_lines_carry_bound_and_extra_fields() -> None:
@@ -27,7 +28,7 @@ def test_json_lines_carry_bound_and_extra_fields() -> None:
     setup_logs(fmt="json", stream=out)
     with bind(run_id="r1", attempt=3), bind(episode_id="e"):
         logging.getLogger("x").warning("lost %d", 2, extra={"step": "convert"})
-    logging.getLogger("x").info("after")
+    logging.getLogger("kinemill.x").info("after")
     first, second = (json.loads(line) for line in out.getvalue().splitlines())
     assert first["message"] == "lost 2"
     assert (first["run_id"], first["attempt"], first["episode_id"], first["step"]) == ("r1", "3", "e", "convert")
@@ -60,6 +61,16 @@ def test_a_level_hides_what_is_below_it_and_auto_is_json_off_a_terminal() -> Non
     logging.getLogger("x").warning("hidden")
     logging.getLogger("x").error("seen")
     assert [json.loads(line)["message"] for line in out.getvalue().splitlines()] == ["seen"]
+
+
+def test_other_libraries_are_heard_from_warnings_on() -> None:
+    out = io.StringIO()
+    setup_logs(fmt="json", level="debug", stream=out)
+    for name in ("kinemill.store", "somebody"):
+        logging.getLogger(name).debug("detail")
+        logging.getLogger(name).warning("trouble")
+    said = [(json.loads(line)["logger"], json.loads(line)["message"]) for line in out.getvalue().splitlines()]
+    assert said == [("kinemill.store", "detail"), ("kinemill.store", "trouble"), ("somebody", "trouble")]
 
 
 def test_unknown_words_are_refused() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kinemill.errors import ConfigError, UnknownKeyError
-from kinemill.settings import CoreSettings, cache_dir, load_settings, read_env_file
+from kinemill.settings import CoreSettings, cache_dir, hide_secrets, load_settings, read_env_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ def test_without_a_file_the_defaults_hold(tmp_path: Path) -> None:
         ("workers = 'two'", "expected int"),
         ("workers = ", "not valid TOML"),
         ("db_password = 'x'", "0600 environment file"),
+        ("[table]\nurl = ['postgresql://u:hunter2@h/d']", r"'table\.url' is a URL with a password"),
     ],
 )
 def test_a_bad_file_is_refused_and_named(tmp_path: Path, text: str, match: str) -> None:
@@ -67,6 +68,7 @@ def test_a_bad_file_is_refused_and_named(tmp_path: Path, text: str, match: str) 
         load_settings(Demo, plane="demo", path=file, environ={})
     assert str(file) in str(caught.value)
     assert "'x'" not in str(caught.value)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
@@ -85,13 +87,49 @@ def test_an_override_that_nobody_declared_is_refused() -> None:
         load_settings(Demo, plane="demo", environ={}, overrides={"wrokers": 1})
 
 
-def test_core_settings_refuse_a_level_that_logging_lacks() -> None:
-    with pytest.raises(ConfigError, match="log_level"):
-        load_settings(CoreSettings, plane="core", environ={"KINEMILL_LOG_LEVEL": "loud"})
+def test_core_settings_refuse_a_level_that_logging_lacks_and_name_where_it_stands(tmp_path: Path) -> None:
+    environ = {"KINEMILL_CONFIG_DIR": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"^\$KINEMILL_LOG_LEVEL: log_level 'loud'"):
+        load_settings(CoreSettings, plane="core", environ={**environ, "KINEMILL_LOG_LEVEL": "loud"})
+    file = write(tmp_path / "core.toml", "log_level = 'loud'")
+    with pytest.raises(ConfigError, match=rf"^{file}: log_level 'loud'"):
+        load_settings(CoreSettings, plane="core", environ=environ)
 
 
 def test_the_cache_goes_where_it_is_told(tmp_path: Path) -> None:
-    assert cache_dir({"KINEMILL_CACHE_DIR": str(tmp_path)}) == tmp_path
+    write(tmp_path / "core.toml", "cache_dir = '/from/the/file'")
+    environ = {"KINEMILL_CONFIG_DIR": str(tmp_path)}
+    assert cache_dir(environ) == Path("/from/the/file")
+    assert cache_dir({**environ, "KINEMILL_CACHE_DIR": str(tmp_path)}) == tmp_path
+
+
+def test_without_a_word_the_cache_is_the_systems_for_root_and_the_users_own_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"KINEMILL_CONFIG_DIR": str(tmp_path), "XDG_CACHE_HOME": "/home-of-caches"}
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert cache_dir(environ) == Path("/var/cache/kinemill")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert cache_dir(environ) == Path("/home-of-caches/kinemill")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://kim:p%40ss@db:5432/x", "postgresql://kim:***@db:5432/x"),
+        (
+            "postgresql://kim@db/x?sslpassword=abc&sslmode=require",
+            "postgresql://kim@db/x?sslpassword=***&sslmode=require",
+        ),
+        ("https://:token-in-place@host/", "https://:***@host/"),
+        ("s3://b/p?endpoint=http://k:s@h:1", "s3://b/p?endpoint=http://k:***@h:1"),
+        ("s3://b/p?endpoint=http://h:8333&region=x", "s3://b/p?endpoint=http://h:8333&region=x"),
+        ("http://host:80/a@b", "http://host:80/a@b"),
+        ("two lines: no URL @ all", "two lines: no URL @ all"),
+    ],
+)
+def test_secrets_of_urls_are_hidden_and_nothing_else(text: str, shown: str) -> None:
+    assert hide_secrets(text) == shown
 
 
 def test_an_env_file_is_read_only_when_nobody_else_can(tmp_path: Path) -> None:

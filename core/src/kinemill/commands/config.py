@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
 from kinemill.errors import ConfigError
 from kinemill.records import dumps, encode, nearest
-from kinemill.settings import Loaded, load_settings, settings_classes
+from kinemill.settings import Loaded, hide_secrets, load_settings, settings_classes
 
 __all__ = ["config"]
 
@@ -26,6 +27,8 @@ def config() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def show(planes: tuple[str, ...], as_json: bool) -> None:
     """Print each setting, its value and its origin; all planes unless PLANES are named.
+
+    A password inside a URL is shown as ***.
 
     \b
     Exit: 0 shown, 2 unknown plane, 78 a settings file is wrong.
@@ -46,7 +49,7 @@ def show(planes: tuple[str, ...], as_json: bool) -> None:
             broken.append(str(exc))
             continue
         for name, value, origin in loaded.rows():
-            rows.append({"plane": plane, "name": name, "value": encode(value), "origin": origin})
+            rows.append({"plane": plane, "name": name, "value": _shown(encode(value)), "origin": origin})
     if as_json:
         click.echo(dumps({"settings": rows, "errors": broken}))
     else:
@@ -55,6 +58,15 @@ def show(planes: tuple[str, ...], as_json: bool) -> None:
             click.echo(f"kinemill: {line}", err=True)
     if broken:
         sys.exit(ConfigError.exit_code)
+
+
+def _shown(value: Any) -> Any:
+    """Plain data without the passwords of URLs."""
+    if isinstance(value, str):
+        return hide_secrets(value)
+    if isinstance(value, dict):
+        return {key: _shown(one) for key, one in value.items()}
+    return [_shown(one) for one in value] if isinstance(value, list) else value
 
 
 def _table(rows: list[dict[str, object]]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kinemill.errors import DeadlineError, EnvironmentFault, ExternalError, MissingToolError
+from kinemill.settings import cache_dir
 
 __all__ = ["DEFAULT_STATE", "Lack", "cache_root", "cgroup2_root", "lacks", "require", "run", "state_root"]
 
@@ -62,8 +63,7 @@ def cache_root() -> Path:
     own = os.environ.get("KINEMILL_SANDBOX_CACHE")
     if own:
         return Path(own)
-    base = os.environ.get("KINEMILL_CACHE_DIR")
-    return Path(base or "/var/cache/kinemill") / "sandbox"
+    return cache_dir() / "sandbox"
 
 
 def cgroup2_root() -> Path | None:
