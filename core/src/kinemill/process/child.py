@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 _LOG_MAX_BYTES = 8 << 20
 _TAIL_BYTES = 4096
 _POLL_S = 0.02
+_KILLED_S = 60.0
+"""For a killed process to be gone: on a busy machine it dies when its turn comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +286,7 @@ def _end_leftovers(record: Path, *, grace_s: float = 5.0) -> int:
         deadline = time.monotonic() + grace_s
         while _leftovers(leader, exe, cwd) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        deadline = time.monotonic() + grace_s
+        deadline = time.monotonic() + _KILLED_S
         while left := _leftovers(leader, exe, cwd):
             for process in left:
                 _signal(process, signal.SIGKILL)

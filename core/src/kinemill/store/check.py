@@ -225,7 +225,7 @@ def _together(count: int, body: Callable[[int], object]) -> tuple[list[int], lis
     failures: list[str] = []
 
     def one(i: int) -> None:
-        gate.wait(60)
+        gate.wait(600)
         try:
             body(i)
         except ConflictError:
