@@ -18,13 +18,13 @@ from kinemill.control.sandbox.box import Sandbox
 
 REASON = "rack 7 is being rewired"
 RESERVATION = "class-of-monday"
-DEADLINE_S = 180
+DEADLINE_S = 600
 DAEMONS = {"ctl": ("slurmctld", "slurmdbd", "munge"), "n1": ("slurmd", "munge"), "n2": ("slurmd", "munge")}
 
 
 def slurm(box: Sandbox, *words: str, check: bool = True) -> str:
     """Output of a command on the controller."""
-    return box.exec("ctl", words, check=check, deadline_s=60).stdout.strip()
+    return box.exec("ctl", words, check=check, deadline_s=300).stdout.strip()
 
 
 def field(text: str, name: str) -> str:

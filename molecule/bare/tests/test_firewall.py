@@ -40,22 +40,23 @@ def test_a_stranger_is_not_answered_and_a_node_is(
 
 
 def test_what_is_not_ours_is_open_to_a_stranger_as_it_was(knock: Callable[[str, int], str]) -> None:
-    assert knock("ctl", 22) == "open"
-    assert knock("ctl", 8080) == "refused"
+    # (an answer may be late on a busy machine, and then looks like none)
+    until("ssh answers", lambda: knock("ctl", 22) == "open", deadline_s=300)
+    until("a closed port refuses", lambda: knock("ctl", 8080) == "refused", deadline_s=300)
 
 
 def test_without_the_rules_a_stranger_would_come_in_and_a_flush_brings_them_back(
     box: Sandbox, knock: Callable[[str, int], str]
 ) -> None:
     box.exec("n2", ["systemctl", "stop", "kinemill-firewall"])
-    assert knock("n2", 6818) == "open"
+    until("slurmd answers a stranger", lambda: knock("n2", 6818) == "open", deadline_s=300)
     box.exec("n2", ["systemctl", "start", "kinemill-firewall"])
     assert knock("n2", 6818) == "silent"
     # what starts the system's own firewall flushes every table
     box.exec("n2", ["systemctl", "unmask", "nftables"])
     try:
         box.exec("n2", ["systemctl", "start", "nftables"])
-        until("our rules", lambda: knock("n2", 6818) == "silent", deadline_s=60)
+        until("our rules", lambda: knock("n2", 6818) == "silent", deadline_s=300)
         box.exec("n2", ["nft", "list", "table", "inet", "filter"])
     finally:
         box.exec("n2", ["systemctl", "stop", "nftables"])
@@ -83,7 +84,7 @@ def test_rules_that_nobody_confirms_are_taken_back_and_other_tables_stay(box: Sa
         assert (answer["changed"], answer["on_trial"]) == (True, True)
         # when no new connection says that they may stay, then they go
         listed = ["nft", "list", "table", "inet", "kinemill"]
-        until("taken back", lambda: box.exec("n2", listed, check=False).returncode != 0, deadline_s=120)
+        until("taken back", lambda: box.exec("n2", listed, check=False).returncode != 0, deadline_s=300)
         box.exec("n2", ["nft", "list", "table", "ip", "theirs"])
         # and what would cut off ssh, or the cluster, is not even loaded
         assert "ssh listens on port 22" in module("n2", {**wanted, "ports": [22]})["msg"]
@@ -100,6 +101,6 @@ def module(node: str, arguments: dict[str, object]) -> dict[str, object]:
     """What the role's module answers on a node."""
     command = ["ansible", node, "--inventory=inventories/sandbox", "--module-path=roles/firewall/library"]
     command += ["--module-name=kinemill_firewall", f"--args={json.dumps(arguments)}", "--one-line"]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=300, check=False)
     line = next(one for one in done.stdout.splitlines() if " => " in one)
     return dict(json.loads(line.split(" => ", 1)[1]))

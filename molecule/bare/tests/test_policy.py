@@ -24,7 +24,7 @@ def submit(host, options: str) -> str:
     return str(host.check_output(f"runuser -u researcher -- {command}").strip())
 
 
-def wait(host, what: str, command: str, wanted: str, *, deadline_s: float = 180) -> float:
+def wait(host, what: str, command: str, wanted: str, *, deadline_s: float = 600) -> float:
     """Seconds until a command prints this."""
     started = time.monotonic()
     while wanted not in host.run(command).stdout:

@@ -40,13 +40,13 @@ BREAKS = [
 
 
 def on(node: str, command: str) -> None:
-    subprocess.run(["kinemill", "sandbox", "exec", node, "--", *command.split()], check=True, timeout=60)
+    subprocess.run(["kinemill", "sandbox", "exec", node, "--", *command.split()], check=True, timeout=300)
 
 
 def verify(role: str, *options: str) -> subprocess.CompletedProcess[str]:
     """A role's own look at what it made."""
     command = ["ansible-playbook", "site.yml", "--inventory=inventories/sandbox", f"--tags={role}_verify"]
-    return subprocess.run([*command, *options], cwd=REPO, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run([*command, *options], cwd=REPO, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize(("role", "node", "broken", "mended"), BREAKS, ids=[one[0] for one in BREAKS])

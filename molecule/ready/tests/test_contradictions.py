@@ -16,7 +16,7 @@ OLD_SLURM = "#!/bin/sh\n[ \"$1\" = -V ] && echo 'slurm 21.08.8'\n"
 
 
 def kinemill(*words: str) -> None:
-    subprocess.run(["kinemill", "sandbox", *words], check=True, timeout=180, capture_output=True)
+    subprocess.run(["kinemill", "sandbox", *words], check=True, timeout=300, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def run(inventory: Path, playbook: str, *options: str) -> str:
     command = ["ansible-playbook", f"playbooks/{playbook}.yml", f"--inventory={inventory}", *options]
     # The repository's own settings, not those that molecule made for its scenario.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    done = subprocess.run(command, cwd=REPO, env=plain, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, cwd=REPO, env=plain, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "changed=0" in done.stdout
     assert not any(f"changed={count}" in done.stdout for count in range(1, 9)), done.stdout

@@ -18,7 +18,7 @@ BREAKS = [
 
 
 def systemctl(node: str, verb: str, unit: str) -> None:
-    subprocess.run(["kinemill", "sandbox", "exec", node, "--", "systemctl", verb, unit], check=True, timeout=120)
+    subprocess.run(["kinemill", "sandbox", "exec", node, "--", "systemctl", verb, unit], check=True, timeout=300)
 
 
 @pytest.mark.parametrize(("role", "node", "unit"), BREAKS, ids=[one[0] for one in BREAKS])
@@ -27,7 +27,7 @@ def test_verify_fails_on_what_is_stopped(role: str, node: str, unit: str) -> Non
     systemctl(node, "stop", unit)
     try:
         done = subprocess.run(
-            [*command, f"--limit={node}"], cwd=REPO, capture_output=True, text=True, timeout=400, check=False
+            [*command, f"--limit={node}"], cwd=REPO, capture_output=True, text=True, timeout=600, check=False
         )
     finally:
         systemctl(node, "start", unit)

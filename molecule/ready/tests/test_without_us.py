@@ -22,7 +22,7 @@ OURS = (
 def on(node: str, command: str, *, check: bool = True) -> str:
     """Output of a command on a node."""
     words = ["kinemill", "sandbox", "exec", node, "--", "/bin/sh", "-c", command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0 or not check, done.stdout + done.stderr
     return done.stdout.strip()
 

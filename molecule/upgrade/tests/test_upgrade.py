@@ -33,14 +33,14 @@ print(event.check, loads(NodeReport, node.extra or node.comment).event == event.
 def on(node: str, *command: str, check: bool = True) -> str:
     """Run on a node; what it printed."""
     done = subprocess.run(
-        ["kinemill", "sandbox", "exec", node, "--", *command], capture_output=True, text=True, timeout=120, check=False
+        ["kinemill", "sandbox", "exec", node, "--", *command], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0 or not check, done.stdout + done.stderr
     return done.stdout.strip()
 
 
 def sandbox(*words: str) -> None:
-    subprocess.run(["kinemill", "sandbox", *words], check=True, capture_output=True, timeout=120)
+    subprocess.run(["kinemill", "sandbox", *words], check=True, capture_output=True, timeout=300)
 
 
 def run(playbook: str, *given: str, sources: str = "new", grown: bool = False, works: bool = True) -> str:
