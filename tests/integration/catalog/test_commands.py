@@ -18,7 +18,7 @@ from kinemill.cli import cli, run
 from kinemill.contracts import METRICS, EpisodeState, ExitCode
 from kinemill.pipelines.catalog import Catalog, LabelRecord, uuid7
 from kinemill.pipelines.catalog.embedded import PostgresServer
-from kinemill.pipelines.catalog.health import Health, check_catalog
+from kinemill.pipelines.catalog.health import _GUARDS, Health, check_catalog
 from kinemill.store.files import FileStore
 from support.catalog import fresh_catalog, pair, postgres
 from support.process import run_as_nobody
@@ -141,6 +141,13 @@ def test_check_sees_a_guard_that_was_switched_off(wheel: PostgresServer) -> None
             connection.execute(sa.text("delete from kinemill.episode_transition where new_state = 'retired'"))
         found = {f.check: f for f in check_catalog(catalog)}
         assert "not the contract's" in found["guards"].detail
+        with catalog.engine.connect() as connection:
+            named = {f"{table}.{name}" for table, names in _GUARDS.items() for name in names.split()}
+            every = sa.text("""
+                select c.relname || '.' || t.tgname from pg_trigger t join pg_class c on c.oid = t.tgrelid
+                where c.relnamespace = 'kinemill'::regnamespace and not t.tgisinternal
+            """)
+            assert set(connection.execute(every).scalars()) == named, "a trigger that no check would miss"
 
 
 def test_check_sees_rows_that_no_guard_could_have_let_in(one: Catalog) -> None:
@@ -220,7 +227,7 @@ with PostgresServer(binaries="wheel", settings={"fsync": "off"}) as server, Cata
 def test_an_ordinary_user_has_a_catalog_too() -> None:
     done = run_as_nobody(SCRIPT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["0001", "None", "18"]
+    assert done.stdout.split() == ["0002", "None", "18"]
 
 
 def test_the_server_is_private(wheel: PostgresServer) -> None:

@@ -185,6 +185,74 @@ REFUSED = {
         ),
         "23514",
     ),
+    "check of another episode's object": (
+        (
+            "insert into kinemill.episode (id, vendor_id, vendor_key, robot_id, task_id, t_first_ns, duration_ns,"
+            " frames, fps) select gen_random_uuid(), vendor_id, 'other', robot_id, task_id, 0, 1, 0, 0"
+            " from kinemill.episode;"
+            " insert into kinemill.quality_result"
+            " (episode_id, rendition_id, check_name, check_version, critical, passed)"
+            " select e.id, r.id, 'post', 1, true, true from kinemill.episode e, kinemill.rendition r"
+            " where e.vendor_key = 'other'"
+        ),
+        "23503",
+    ),
+    "check result moves": (
+        (
+            "insert into kinemill.quality_result (episode_id, check_name, check_version, critical, passed)"
+            " select id, 'post', 1, true, true from kinemill.episode;"
+            " update kinemill.quality_result set check_name = 'pre'"
+        ),
+        "KM002",
+    ),
+    "label moves": (
+        (
+            "insert into kinemill.label (episode_id, label_set, label) select id, 's', 'l' from kinemill.episode;"
+            " update kinemill.label set episode_id = gen_random_uuid()"
+        ),
+        "KM002",
+    ),
+    "layout changes": ("update kinemill.rendition set layout = ''", "KM002"),
+    "topic table changes": ("update kinemill.topic_set set topics = '[]', sha256 = sha256('[]')", "KM002"),
+    "delivery changes": (
+        (
+            "insert into kinemill.delivery (vendor_id, name) select id, 'd' from kinemill.vendor;"
+            " update kinemill.delivery set sha256 = sha256('x')"
+        ),
+        "KM002",
+    ),
+    "purge of another reason": (
+        (
+            "insert into kinemill.purge (episode_id, reason, actor, objects, manifests)"
+            " select id, 'r', 'a', '{}', '{}' from kinemill.episode;"
+            " update kinemill.purge set reason = 'none'"
+        ),
+        "KM002",
+    ),
+    "finished step is undone": (
+        (
+            "insert into kinemill.run_step (batch, step, step_version, input_digest, state, claim_token, finished_at)"
+            " values ('b', 's', 1, repeat('0', 64), 'ok', gen_random_uuid(), now());"
+            " update kinemill.run_step set state = 'failed'"
+        ),
+        "KM002",
+    ),
+    "step forgotten": (
+        (
+            "insert into kinemill.run_step (batch, step, step_version, input_digest, state, claim_token, finished_at)"
+            " values ('b', 's', 1, repeat('0', 64), 'failed', gen_random_uuid(), now());"
+            " delete from kinemill.run_step"
+        ),
+        "KM004",
+    ),
+    "run forgotten": ("insert into kinemill.run (batch) values ('b'); delete from kinemill.run", "KM004"),
+    "finding forgotten": (
+        (
+            "insert into kinemill.quarantine (source, stage, code, message) values ('s', 't', 'c', 'm');"
+            " delete from kinemill.quarantine"
+        ),
+        "KM004",
+    ),
     "another identity": ("update kinemill.identity set id = gen_random_uuid()", "KM002"),
 }
 

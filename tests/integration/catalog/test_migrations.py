@@ -48,6 +48,31 @@ def test_up_down_and_up_again_leaves_nothing_and_makes_the_same(catalog: Catalog
     assert catalog.counts()["ingested"] == 1
 
 
+def test_a_row_that_a_newer_schema_forbids_stops_the_upgrade_and_nothing_is_changed(one: Catalog) -> None:
+    assert downgrade(one.engine, "0001").current == "0001"
+    first, second = (done.episode_id for done in one.register_episodes([pair(), pair()]))
+    before = objects(one.engine)
+    with one.engine.begin() as connection:
+        connection.execute(
+            sa.text("""
+                insert into kinemill.quality_result
+                    (episode_id, rendition_id, check_name, check_version, critical, passed)
+                select cast(:other as uuid), id, 'post', 1, true, true from kinemill.rendition
+                where episode_id = cast(:own as uuid)
+            """),
+            {"own": first, "other": second},
+        )
+    with pytest.raises(KinemillError, match="quality_of_its_own_object"):
+        one.upgrade()
+    assert schema_status(one.engine).current == "0001"
+    assert objects(one.engine) == before
+    with one.engine.begin() as connection:
+        connection.execute(sa.text("set local session_replication_role = replica"))
+        connection.execute(sa.text("delete from kinemill.quality_result"))
+    assert one.upgrade().up_to_date
+    assert one.counts()["ingested"] == 2
+
+
 def test_the_models_mirror_the_migrations(catalog: Catalog) -> None:
     with catalog.engine.connect() as connection, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Did not recognize type 'xid8'")

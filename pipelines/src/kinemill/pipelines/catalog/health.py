@@ -102,6 +102,28 @@ def _settings(catalog: Catalog) -> Iterator[HealthFinding]:
         yield HealthFinding("archive", Health.OK, "the log is archived")
 
 
+_KEPT = "keep keep_all keep_as_is"
+_GUARDS = {
+    "audit": _KEPT,
+    "delivery": _KEPT,
+    "episode": "fit_to_publish guard keep keep_all outbox_insert outbox_update",
+    "episode_group": _KEPT,
+    "identity": _KEPT,
+    "label": "keep keep_all keep_identity touch_insert touch_update",
+    "manifest": _KEPT,
+    "manifest_use": _KEPT,
+    "purge": "keep keep_all keep_identity",
+    "quality_result": "fit_to_publish keep keep_all keep_identity touch_insert touch_update",
+    "quarantine": "keep keep_all keep_identity",
+    "rendition": "fit_to_publish guard keep keep_all keep_layout touch_insert touch_update",
+    "rendition_receipt": _KEPT,
+    "run": "keep keep_all keep_identity",
+    "run_step": "keep keep_all keep_identity keep_result",
+    "topic_set": _KEPT,
+}
+"""Table to its triggers, all of them."""
+
+
 def _guards(catalog: Catalog) -> Iterator[HealthFinding]:
     """Triggers can be switched off, and are by some restore tools; then nothing holds any more."""
     with catalog.transaction("reading the guards") as connection:
@@ -126,20 +148,7 @@ def _guards(catalog: Catalog) -> Iterator[HealthFinding]:
                 """)
             ).scalars()
         )
-    wanted = {
-        "episode.guard",
-        "episode.keep",
-        "episode.fit_to_publish",
-        "episode.outbox_insert",
-        "episode.outbox_update",
-        "rendition.guard",
-        "rendition.keep",
-        "rendition.fit_to_publish",
-        "rendition.touch_insert",
-        "quality_result.fit_to_publish",
-        "quality_result.touch_insert",
-        "label.touch_insert",
-    }
+    wanted = {f"{table}.{name}" for table, names in _GUARDS.items() for name in names.split()}
     if missing := sorted(wanted - triggers):
         detail = f"missing or switched off: {', '.join(missing)}; changes since then are not trustworthy"
         yield HealthFinding("guards", Health.FAIL, detail)

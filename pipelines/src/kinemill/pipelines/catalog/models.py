@@ -235,6 +235,7 @@ class Rendition(Base):
     __tablename__ = "rendition"
     __table_args__ = (
         UniqueConstraint("id", "size_bytes"),
+        UniqueConstraint("id", "episode_id", name="rendition_of_its_episode"),
         Index("rendition_current", "episode_id", "profile", unique=True, postgresql_where=text("current")),
         Index("rendition_content", "sha256", unique=True, postgresql_where=text("current")),
         Index("rendition_episode", "episode_id"),
@@ -284,6 +285,9 @@ class QualityResult(Base):
     __table_args__ = (
         UniqueConstraint(
             "episode_id", "rendition_id", "check_name", "check_version", postgresql_nulls_not_distinct=True
+        ),
+        ForeignKeyConstraint(
+            ["rendition_id", "episode_id"], [Rendition.id, Rendition.episode_id], name="quality_of_its_own_object"
         ),
     )
     id: Mapped[int] = _number(BigInteger)
