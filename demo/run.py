@@ -5,11 +5,15 @@ import sys
 if sys.version_info < (3, 11):  # noqa: UP036 - said before anything newer is imported, to whoever calls it by hand
     sys.exit("demo: this Python is too old, 3.11 is needed: make demo-local PYTHON=/path/to/python3.11")
 
+import signal
+
+if __name__ != "demo.run" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C before `main`: nothing has begun, so end without a word
+
 import argparse
 import contextlib
 import json
 import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -19,6 +23,7 @@ from demo import pipeline, preflight
 from demo.report import EpisodeView, Facts, FileView, page
 from demo.screen import Screen
 
+from kinemill.cli import was_interrupted
 from kinemill.errors import KinemillError
 
 if TYPE_CHECKING:
@@ -52,6 +57,8 @@ def main(argv: list[str] | None = None) -> int:
     def stop(_signum: int, _frame: FrameType | None) -> None:
         raise _Stopped
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, stop)
     try:
         preflight.make_folder(folder)
@@ -63,7 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     except KinemillError as exc:
         print(f"demo: {exc}", file=sys.stderr)
         return exc.exit_code
-    except (KeyboardInterrupt, _Stopped):
+    except BaseException as exc:
+        if not was_interrupted(exc, (KeyboardInterrupt, _Stopped)):
+            raise
         where = screen.stages[-1].name if screen.stages else "the beginning"
         print(f"\ndemo: interrupted in '{where}'; servers are stopped, the next run goes on from here", file=sys.stderr)
         return 130

@@ -15,7 +15,7 @@ import click
 
 from kinemill.errors import KinemillError
 
-__all__ = ["GROUPS", "KinemillGroup", "cli", "main", "run"]
+__all__ = ["GROUPS", "KinemillGroup", "cli", "main", "run", "was_interrupted"]
 
 GROUPS: dict[str, tuple[str, str]] = {
     "cache": ("core", "look at and clear the local cache"),
@@ -146,7 +146,20 @@ def run(command: click.Command, prog_name: str, args: list[str] | None = None, *
     except KinemillError as exc:
         click.echo(f"{prog_name}: {exc}", err=True)
         return exc.exit_code
+    except Exception as exc:
+        if not was_interrupted(exc):
+            raise
+        click.echo(f"{prog_name}: interrupted", err=True)
+        return 130
     return result if isinstance(result, int) else 0
+
+
+def was_interrupted(error: BaseException, by: tuple[type[BaseException], ...] = (KeyboardInterrupt,)) -> bool:
+    """Whether Ctrl-C is behind an error: where it strikes as a lock is let go, another error comes out of it."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, by):
+        found = found.__context__
+    return found is not None
 
 
 def main() -> None:

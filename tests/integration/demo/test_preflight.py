@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -97,6 +98,15 @@ def test_a_stale_lock_file_is_no_lock(tmp_path: Path) -> None:
     (tmp_path / "state" / "demo.lock").write_text(f"{os.getpid()}\n")
     with preflight.alone(tmp_path):
         pass
+
+
+def test_ctrl_c_before_anything_has_begun_leaves_no_traceback() -> None:
+    # given the file up to its imports, as the interpreter is when it reads them
+    source = Path(pipeline.__file__).with_name("run.py").read_text()
+    code = f"{source[: source.index('import argparse')]}\nimport os\nos.kill(os.getpid(), signal.SIGINT)\nprint('on')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == -signal.SIGINT
+    assert done.stdout + done.stderr == ""
 
 
 def test_an_old_python_is_told_what_to_do() -> None:

@@ -43,6 +43,18 @@ def test_ctrl_c_and_usage_have_their_codes(capsys: pytest.CaptureFixture[str]) -
     assert "interrupted" in capsys.readouterr().err
 
 
+def test_an_interrupt_that_came_out_as_something_else_is_still_one(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    def waits() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("release unlocked lock")  # as threading.Condition does
+
+    assert run(waits, "prog", []) == 130
+    assert capsys.readouterr().err == "prog: interrupted\n"
+
+
 def test_help_lists_groups_of_the_table_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(cli, "kinemill", ["--help"]) == 0
     out = capsys.readouterr().out
