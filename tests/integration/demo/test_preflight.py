@@ -18,6 +18,7 @@ from demo import clean, counters, pipeline, preflight
 
 from kinemill.errors import ConflictError, EnvironmentFault, ExternalError
 from kinemill.training.job.config import load_config
+from support.layers import skip_if
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,25 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
         EnvironmentFault, match=rf"{said}; name a folder that you can write: --dir /path, or make demo-local DEMO_DIR="
     ):
         preflight.make_folder(tmp_path / "demo")
+
+
+@skip_if(os.geteuid() != 0, "only root may mount its own checkout read-only", run="make test as root")
+def test_a_read_only_checkout_is_named_before_anything_is_set_up(tmp_path: Path) -> None:
+    # given the checkout as a read-only file system, for this command alone
+    root = Path(pipeline.__file__).parents[1]
+    mount = (
+        'mount --bind "$1" "$2" && mount -o remount,bind,ro "$2" && exec make --no-print-directory -C "$2" demo-local'
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, "sh", str(root), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert f"make demo-local: the checkout {tmp_path} is read-only: copy it to a folder of your own" in done.stderr
+    assert done.stdout == ""
 
 
 def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from kinemill.control.sandbox.names import Places, check_name, node_address
 from kinemill.control.sandbox.supervise import nspawn_command
 from kinemill.errors import (
     ConfigError,
+    DeadlineError,
     EnvironmentFault,
     ExternalError,
     LimitError,
@@ -110,6 +111,8 @@ def builder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
     def run(command: list[str], **_: Any) -> Any:
         world["ran"].append(command)
+        if world.get("slow"):
+            raise DeadlineError("mmdebstrap ...: not done after 1500 s")
         code = 1 if world["says"] else 0
         return type("Done", (), {"returncode": code, "stderr": world["says"], "stdout": "5 x"})()
 
@@ -130,6 +133,15 @@ def test_a_failed_build_says_why_and_leaves_nothing(
 ) -> None:
     builder["says"] = says
     with pytest.raises(error, match=words):
+        images.build("bookworm")
+    assert not [path for path in (tmp_path / "images").iterdir() if path.is_dir()]
+
+
+def test_a_slow_mirror_is_named_and_nothing_is_left(builder: dict[str, Any], tmp_path: Path) -> None:
+    builder["slow"] = True
+    with pytest.raises(
+        DeadlineError, match=r"not built after 25 minutes: the mirror http://mirror.invalid/debian is slow"
+    ):
         images.build("bookworm")
     assert not [path for path in (tmp_path / "images").iterdir() if path.is_dir()]
 

@@ -20,7 +20,15 @@ from importlib.resources import files
 from pathlib import Path
 
 from kinemill.control.sandbox.host import cache_root, require, run
-from kinemill.errors import ConfigError, EnvironmentFault, ExternalError, LimitError, NotFoundError, UnavailableError
+from kinemill.errors import (
+    ConfigError,
+    DeadlineError,
+    EnvironmentFault,
+    ExternalError,
+    LimitError,
+    NotFoundError,
+    UnavailableError,
+)
 
 __all__ = ["RECIPES", "Image", "Recipe", "apt_settings", "build", "find", "host_mirror", "prune"]
 
@@ -128,6 +136,7 @@ def build(name: str, *, say: Callable[[str], None] = lambda _: None) -> Image:
         ConfigError: The name is not known.
         EnvironmentFault: This machine lacks something, or the disk ran full.
         UnavailableError: The package mirror does not answer.
+        DeadlineError: It answers too slowly.
         ExternalError: The build failed otherwise; its log is named.
     """
     recipe = recipe_of(name)
@@ -220,7 +229,13 @@ def _build(recipe: Recipe, folder: Path) -> int:
     command += [*options, f"--include={','.join(recipe.packages)}", f'--customize-hook={script} "$1"']
     command += [recipe.suite, str(making / "root"), f"deb {host_mirror()} {recipe.suite} main"]
     try:
-        done = run(command, deadline_s=_DEADLINE_S, check=False, env={"DEBIAN_FRONTEND": "noninteractive"})
+        try:
+            done = run(command, deadline_s=_DEADLINE_S, check=False, env={"DEBIAN_FRONTEND": "noninteractive"})
+        except DeadlineError as error:
+            raise DeadlineError(
+                f"image {recipe.name} was not built after {_DEADLINE_S / 60:g} minutes: the mirror {host_mirror()} is "
+                "slow, or this machine is; try again, or name another mirror in KINEMILL_SANDBOX_MIRROR"
+            ) from error
         log.write_text(done.stdout + done.stderr, encoding="utf-8")
         if done.returncode != 0:
             raise _failure(done.stderr, log)
