@@ -97,7 +97,21 @@ FAULTS: list[tuple[str, dict[str, Any], CheckStatus, CheckClass, str]] = [
     ("gpu.xid", lines("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 11012, Non-fatal, Link 5"), WARN, T, "sxid"),
     ("gpu.xid", node(kernel__lost=True), WARN, T, "kernel_log_lost"),
     ("kernel.log", lines("EXT4-fs (nvme0n1p2): Remounting filesystem read-only"), FAIL, T, "remount_ro"),
-    ("kernel.log", lines("mce: [Hardware Error]: Machine check events logged"), FAIL, T, "mce"),
+    ("kernel.log", lines("mce: [Hardware Error]: Machine check events logged"), WARN, T, "mce_corrected"),
+    (
+        "kernel.log",
+        lines("mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 7: 8c00004000010090"),
+        WARN,
+        T,
+        "mce_corrected",
+    ),
+    ("kernel.log", lines("[Hardware Error]: Corrected error, no action required."), WARN, T, "mce_corrected"),
+    ("kernel.log", lines("{1}[Hardware Error]: event severity: corrected"), WARN, T, "mce_corrected"),
+    ("kernel.log", lines("mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 7: bd80000000100134"), FAIL, T, "mce"),
+    ("kernel.log", lines("mce: [Hardware Error]: CPU 1: Machine Check Exception: 5 Bank 4: 0"), FAIL, T, "mce"),
+    ("kernel.log", lines("[Hardware Error]: Uncorrected, software restartable error."), FAIL, T, "mce"),
+    ("kernel.log", lines("mce: Uncorrected hardware memory error in user-access at 3f00"), FAIL, T, "mce"),
+    ("kernel.log", lines("{1}[Hardware Error]: event severity: fatal"), FAIL, T, "mce"),
     ("kernel.log", lines("INFO: task python:77 blocked for more than 120 seconds."), WARN, T, "hung_task"),
     ("kernel.log", lines("Out of memory: Killed process 77 (python)"), WARN, APP, "oom"),
     ("kernel.log", lines("pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received"), FAIL, T, "aer_fatal"),
@@ -192,6 +206,38 @@ def test_a_job_on_a_shared_node_is_judged_by_its_own_gpus() -> None:
     mine = context(CheckContext.PROLOG, job=Job(1, gpus=(3,)))
     assert judge("gpu.ecc", values, other).status is OK
     assert judge("gpu.ecc", values, mine).status is FAIL
+
+
+def test_an_xid_on_a_neighbours_gpu_refuses_no_job_and_drains_the_node_all_the_same() -> None:
+    values = lines(XID.format(79))
+    for i in range(8):
+        values[f"gpu.{i}"]["pci"] = v(f"00000000:{0x38 + i:02X}:00.0")  # 3b is gpu 3
+        values[f"gpu.{i}"]["minor"] = v(i)
+
+    def prolog(*gpus: int) -> CheckStatus:
+        return judge("gpu.xid", values, context(CheckContext.PROLOG, job=Job(1, gpus=gpus))).status
+
+    assert (prolog(0, 1), prolog(3)) == (OK, FAIL)
+    assert judge("gpu.xid", values).status is FAIL, "a full round judges all"
+    assert judge("gpu.xid", values, context(CheckContext.PROLOG, job=Job(1, gpus=None))).status is FAIL
+    values["kernel.lines"].append([200.0, "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24001, Fatal, Link 5"])
+    assert prolog(0, 1) is FAIL, "a switch is everybody's"
+    values["kernel.lines"].pop()
+    values["gpu.3"] = {"index": 3, "handle": e("GpuIsLost")}
+    assert prolog(0, 1) is FAIL, "nobody knows any more whose it is"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mce: CPU supports 32 MCE banks",
+        "mce: CPU0: Thermal monitoring enabled (TM1)",
+        "mce: CPU12: Core temperature/speed normal",
+        "Memory failure handling: enabled",
+    ],
+)
+def test_what_a_healthy_kernel_says_of_machine_checks_is_no_finding(text: str) -> None:
+    assert judge("kernel.log", lines(text)).status is OK
 
 
 def test_processes_left_on_a_gpu_fail_a_prolog_and_only_warn_a_person() -> None:

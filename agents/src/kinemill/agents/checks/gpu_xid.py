@@ -1,7 +1,8 @@
 """XIDs and SXids since boot (and since the last acknowledgement), judged by the table.
 
 An application's own XID is a note for its job; the same GPU showing one in a third distinct job
-is the GPU's fault.
+is the GPU's fault. For a job on a part of the node, XIDs of GPUs that are known to be others' do not count; a GPU that
+NVML no longer reaches is everybody's, and so is a switch.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from kinemill.agents.checks._gpu import ALWAYS, no_gpus_expected
 from kinemill.agents.checks._kernel import kernel_lines, kernel_missing, lost_lines
 from kinemill.agents.context import Context
 from kinemill.agents.facts import Facts
-from kinemill.agents.xids import XidEvent, parse_xid, rule_for
+from kinemill.agents.xids import XidEvent, parse_xid, pci_key, rule_for
 from kinemill.contracts.checks import Check, CheckClass, CheckResult, FixAction
 
 CHECK = Check("gpu.xid", 1, ALWAYS, help="XIDs and SXids since boot, by a table with sources")
-NEEDS = ("kernel_log",)
+NEEDS = ("kernel_log", "nvml")
 
 DISTINCT_JOBS = 3
 """An application-caused XID in this many different jobs on one GPU within a day is hardware."""
@@ -38,9 +39,20 @@ def judge(facts: Facts, ctx: Context) -> CheckResult:
     evidence = {
         f"{e.pci}/{'sxid' if e.switch else 'xid'}{e.number}": f"{e.at_s:.0f} s after boot" for e in events[-20:]
     }
-    findings = [_one(e, ctx, repeated) for e in events]
+    strange = _others(facts, ctx)
+    mine = [e for e in events if e.switch or e.pci not in strange]
+    findings = [_one(e, ctx, repeated) for e in mine]
     findings += lost_lines(facts)
-    return worst(CHECK, findings or [ok("no XID since boot")], evidence)
+    none = "no XID since boot" if not events else "none since boot on this job's GPUs"
+    return worst(CHECK, findings or [ok(none)], evidence)
+
+
+def _others(facts: Facts, ctx: Context) -> set[str]:
+    """Addresses of the GPUs that a job on a shared node does not have; empty for all else."""
+    if ctx.job is None or ctx.job.gpus is None:
+        return set()
+    addresses = {g.slot: g.get("pci") for g in facts.gpus() if g.get("minor").error is None}
+    return {pci_key(str(a.value)) for slot, a in addresses.items() if slot not in ctx.job.gpus and a.error is None}
 
 
 def _one(event: XidEvent, ctx: Context, repeated: dict[str, int]) -> Finding:

@@ -17,10 +17,17 @@ CHECK = Check(
 NEEDS = ("kernel_log",)
 
 _FAIL, _WARN = CheckStatus.FAIL, CheckStatus.WARN
+# The kernel says "Machine check events logged" for corrected errors too, which memory has all its life. What was not
+# corrected shows as an exception, by its word, or by bit 61 (UC) of the bank's status, in the first of 16 hex digits.
+_UNCORRECTED = re.compile(
+    r"(?:\[Hardware Error\]|mce:).*(?:Machine Check Exception|Uncorrected|System Fatal|(?:severity|type): fatal"
+    r"|Bank \d{1,3}: [2367abef][0-9a-f]{15}\b)"
+)
 _RULES = (
     ("remount_ro", re.compile(r"Remounting filesystem read-only"), _FAIL, FixAction.REBOOT),
     ("fs_corrupt", re.compile(r"EXT4-fs error|XFS.*(?:corruption|shutdown)"), _FAIL, FixAction.REBOOT),
-    ("mce", re.compile(r"\[Hardware Error\]: Machine check|mce: \[Hardware Error\]"), _FAIL, FixAction.REBOOT),
+    ("mce", _UNCORRECTED, _FAIL, FixAction.REBOOT),
+    ("mce_corrected", re.compile(r"\[Hardware Error\]"), _WARN, FixAction.WATCH),
     ("aer_fatal", re.compile(r"AER: .*(?<!Non-)Fatal|severity=Uncorrected \(Fatal\)"), _FAIL, FixAction.REBOOT),
     ("nvme_gone", re.compile(r"nvme\d+: (?:controller is down|Removing after probe failure)"), _FAIL, FixAction.REBOOT),
     ("hung_task", re.compile(r"blocked for more than \d+ seconds"), _WARN, FixAction.WATCH),
