@@ -183,7 +183,7 @@ class Sandbox:
                     folder.mkdir(exist_ok=True)
                 places.shared.chmod(0o1777)
                 run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "sandbox", "-f", places.key])
-                node_parts.write_ssh_config(box)
+                node_parts.write_ssh_config(box.places, box.nodes)
                 link = state_root() / "by-name" / name
                 link.parent.mkdir(exist_ok=True)
                 link.symlink_to(Path("..") / str(places.id))
@@ -250,15 +250,15 @@ class Sandbox:
         if not fresh:
             return []
         for spec in fresh:
-            node_parts.clear(self, spec.name)
+            node_parts.clear(self.places, spec.name)
         record["nodes"] = [*record["nodes"], *(spec.name for spec in fresh if spec.name not in record["nodes"])]
         self._write_record(record)
         for spec in fresh:
-            node_parts.make(self, spec, found[spec.image])
+            node_parts.make(self.places, spec, found[spec.image], self.address(spec.name))
         public = self.places.key.with_suffix(".pub").read_text(encoding="ascii")
         for spec in fresh:
             self._furnish(spec, public, wheelhouses=wheelhouses, proxy=proxy)
-        node_parts.write_ssh_config(self)
+        node_parts.write_ssh_config(self.places, self.nodes)
         for node in record["nodes"]:
             self._add_hosts(node)
         return [spec.name for spec in fresh]
