@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What a machine needs, and the virtual environments: setup | setup-python | setup-airflow | doctor. The Makefile calls it.
+# What a machine needs, and the virtual environments: setup | setup-python | setup-airflow | need COMMAND PACKAGE... | doctor.
+# The Makefile calls it.
 #
 # Environment: PYTHON (interpreter for .venv, default python3.11), TORCH (requirement given to pip, default torch==2.13.0).
 set -euo pipefail
@@ -165,6 +166,7 @@ case ${1:-} in
   setup) exec 9>build/setup.lock; flock 9; setup ;;
   setup-python) exec 9>build/setup.lock; flock 9; setup python-only ;;
   setup-airflow) exec 9>build/setup.lock; flock 9; setup_airflow ;;
+  need) command -v "$2" >/dev/null || apt_need "${@:3}" ;;
   doctor) doctor ;;
-  *) die "tools/machine.sh setup | setup-python | setup-airflow | doctor" ;;
+  *) die "tools/machine.sh setup | setup-python | setup-airflow | need COMMAND PACKAGE... | doctor" ;;
 esac

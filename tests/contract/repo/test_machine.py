@@ -69,6 +69,16 @@ def test_root_installs_what_is_missing_and_an_old_python_is_refused(clone: Path)
     assert ".venv needs Python 3.11 and old-python is 3.9" in answer.stderr
 
 
+def test_a_target_installs_a_program_that_is_not_there_and_leaves_one_that_is(clone: Path) -> None:
+    fake(clone, "dpkg-query", "exit 1")
+    fake(clone, "apt-get", 'echo "$@" >> apt.log')
+    fake(clone, "id", "echo 0")
+    assert run(clone, "tools/machine.sh", "need", "make", "never-installed").returncode == 0
+    assert not (clone / "apt.log").exists()
+    assert run(clone, "tools/machine.sh", "need", "no-such-program", "package-of-it", "another").returncode == 0
+    assert "package-of-it another" in (clone / "apt.log").read_text()
+
+
 def test_the_doctor_names_what_is_missing_and_ends_with_a_status(clone: Path) -> None:
     fake(clone, "dpkg-query", "exit 1")
     answer = run(clone, "tools/machine.sh", "doctor", PYTHON="no-such-python")
