@@ -53,6 +53,17 @@ class Grid:
     asks: dict[str, _Ask] = field(default_factory=dict)
     _ends: dict[str, Times] = field(default_factory=dict)
     _same: dict[str, bool] = field(default_factory=dict)
+    _has: dict[str, bool] = field(default_factory=dict)
+
+    def has(self, topic: str) -> bool:
+        """Whether the episode has any message of a topic, as far as its layout tells."""
+        found = self._has.get(topic)
+        if found is None:
+            group, position = self.where.get(topic, (None, 0))
+            found = self._has[topic] = (
+                group is not None and len(group) > 0 and (group.counts is None or bool(group.counts[position].any()))
+            )
+        return found
 
     def anchor_ns(self, step: int) -> int:
         """When anchor `step` is, from the chunk table: exact on a regular clock, within its jitter otherwise."""
@@ -221,7 +232,7 @@ def _row_estimate(grid: Grid, topic: str, t_ns: int) -> tuple[int, int]:
     counts = group.counts[position]
     ends = grid.ends_of(topic)
     total = int(ends[-1])
-    chunk = max(0, int(np.searchsorted(group.t_first_ns, t_ns, side="right")) - 1)
+    chunk = max(0, int(group.t_first_ns.searchsorted(t_ns, side="right")) - 1)
     n = int(counts[chunk])
     first, last = int(group.t_first_ns[chunk]), int(group.t_last_ns[chunk])
     inside = 0 if n < 2 or last <= first else int((t_ns - first) * (n - 1) // (last - first))
@@ -242,11 +253,11 @@ def plan_sample(reader: EpisodeReader, grid: Grid, fields: tuple[Field, ...], st
     windows: list[Window] = []
     absent: list[str] = []
     for one in fields:
-        place = grid.where.get(one.topic)
-        if place is None or not len(place[0]) or (place[0].counts is not None and not place[0].counts[place[1]].any()):
+        if not grid.has(one.topic):
             asks.append(_Ask(one, None))
             absent.append(one.topic)
             continue
+        place = grid.where[one.topic]
         if one.video and one.frame_size == one.source_size:
             told = place[0].topics[place[1]]
             if (told.height, told.width) != one.source_size:
@@ -276,8 +287,9 @@ def plan_sample(reader: EpisodeReader, grid: Grid, fields: tuple[Field, ...], st
             asks.append(_Ask(one, one.key))
         else:
             at, total = _row_estimate(grid, one.topic, anchor)
-            first = max(0, min(at + min(numbers) - MARGIN, total - 1))
-            stop = max(first + 1, min(at + max(numbers) + MARGIN + 1, total))
+            _, low, high, _ = _numbers(numbers)
+            first = max(0, min(at + low - MARGIN, total - 1))
+            stop = max(first + 1, min(at + high + MARGIN + 1, total))
             first = min(first, max(0, min(at - MARGIN, total - 1)))  # the run must hold the anchor's own row
             stop = max(stop, min(at + MARGIN + 1, total))
             windows.append(Window.steps(one.topic, first, stop - first, name=one.key))
