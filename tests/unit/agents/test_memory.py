@@ -10,6 +10,8 @@ import pytest
 from kinemill.agents import state
 from kinemill.agents.facts import Facts
 from kinemill.agents.files import private_dir, read_json, write_json, write_text
+from kinemill.agents.metrics import count, write_metrics
+from kinemill.agents.runner import Report
 from kinemill.agents.settings import AgentsSettings, CheckSettings
 from kinemill.agents.state import DAY_S, Memory
 from kinemill.agents.toggles import disabled_checks, observe_only
@@ -150,6 +152,58 @@ def test_a_damaged_memory_is_an_empty_one(tmp_path: Path, content: str) -> None:
     memory(tmp_path).close()
     (tmp_path / "agents" / "fault.json").write_text(content)
     assert memory(tmp_path).open_fault() is None
+
+
+OF_ANOTHER_VERSION = [
+    7,
+    "x",
+    [[1]],
+    [["a", "b", "c"]],
+    {"a": "x"},
+    {"a": [1]},
+    {"a": ["b", "c", "d"]},
+    {"a": {"b": 1}},
+]
+FILES = {
+    "facts": ("at", "values"),
+    "unknowns": ("streaks",),
+    "acknowledged": ("kernel_s",),
+    "events": ("rows",),
+    "told": ("at", "text"),
+    "hung": ("first",),
+    "jobs": ("marks", "taken"),
+    "xids": ("rows",),
+    "notes": ("rows",),
+    "fault": ("fault",),
+    "counters": ("kinemill_drains_total",),
+    "series": ("results", "seconds"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_another_version_left_stop_no_run(tmp_path: Path, name: str) -> None:
+    settings = AgentsSettings(state_dir=tmp_path, run_dir=tmp_path / "run", textfile_dir=tmp_path / "metrics")
+    report = Report((CheckResult("a", OK),), Facts({}, {"disk_health": "ok"}), 0.1)
+    for content in OF_ANOTHER_VERSION:
+        for whole in (content, *({"boot": "boot-1", key: content} for key in FILES[name])):
+            write_json(tmp_path / "agents", f"{name}.json", whole)
+            mine = memory(tmp_path)
+            mine.cached_facts(), mine.kernel_events(), mine.acknowledged_s(), mine.told(), mine.hung_mounts()
+            mine.notes(), mine.xid_jobs(), mine.open_fault(), mine.lists_seen()
+            mine.count_unknowns([CheckResult("a", UNKNOWN)])
+            mine.keep_facts(report.facts)
+            mine.keep_kernel_events([(5.0, "NVRM: Xid a")])
+            mine.keep_hung_mounts(["/a"])
+            mine.job_begins(1, 5.0)
+            mine.job_ends(1, [xid(15.0)])
+            mine.add_note(1, "x")
+            mine.open(CheckResult("a", FAIL), "T")
+            count(tmp_path / "agents", {("kinemill_drains_total", (("check", "a"),)): 1.0})
+            write_metrics(settings, report, 1_000_000)
+            assert [note[0] for note in memory(tmp_path).notes()] == [1]
+            assert memory(tmp_path).kernel_events() == [[5.0, "NVRM: Xid a"]]
+            for file in (tmp_path / "agents").iterdir():
+                file.unlink()
 
 
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from kinemill.agents.files import read_json, write_json, write_text
 from kinemill.agents.runner import Report
@@ -54,21 +55,28 @@ def count(folder: Path, add: Mapping[tuple[str, tuple[tuple[str, str], ...]], fl
     """
     if not add:
         return
-    data = read_json(folder, "counters.json") or {}
+    data = _kept(folder)
     for (name, labels), by in add.items():
         key = name + "|" + "|".join(f"{k}={v}" for k, v in labels)
-        data[key] = float(data.get(key, 0.0)) + by
+        data[key] = data.get(key, 0.0) + by
     write_json(folder, "counters.json", data)
+
+
+def _kept(folder: Path) -> dict[str, float]:
+    """What was counted so far; what is no number is no count."""
+    data = read_json(folder, "counters.json")
+    rows = data.items() if isinstance(data, dict) else ()
+    return {key: float(value) for key, value in rows if isinstance(value, int | float)}
 
 
 def counters(folder: Path) -> list[tuple[str, str, dict[str, str], float]]:
     """All counters kept in `folder`, as samples."""
     rows: list[tuple[str, str, dict[str, str], float]] = []
-    for key, value in sorted((read_json(folder, "counters.json") or {}).items()):
+    for key, value in sorted(_kept(folder).items()):
         name, *pairs = key.split("|")
         labels = dict(p.split("=", 1) for p in pairs if "=" in p)
         if name in METRICS:
-            rows.append((name, "", labels, float(value)))
+            rows.append((name, "", labels, value))
     return rows
 
 
@@ -126,15 +134,13 @@ def _together(
     Returns:
         Check -> (class, value, seconds since the epoch), and check -> [sum, count, hits of each bucket].
     """
-    old = read_json(state, "series.json")
-    old = old if isinstance(old, dict) else {}
     results: dict[str, tuple[str, int, int]] = {}
     rows: dict[str, list[float]] = {}
-    for check, row in (old.get("results") or {}).items():
-        if isinstance(row, list) and len(row) == 3 and 0 <= now_s - int(row[2]) <= STALE_S:
+    for check, row in _old(state, "results"):
+        if len(row) == 3 and _are_numbers(row[1:]) and 0 <= now_s - row[2] <= STALE_S:
             results[check] = (str(row[0]), int(row[1]), int(row[2]))
-    for check, row in (old.get("seconds") or {}).items():
-        if isinstance(row, list) and len(row) == 2 + len(_BUCKETS):
+    for check, row in _old(state, "seconds"):
+        if len(row) == 2 + len(_BUCKETS) and _are_numbers(row):
             rows[check] = [float(x) for x in row]
     for r in report.results:
         results[r.check] = (r.cls.value, VALUE[r.status], now_s)
@@ -146,3 +152,14 @@ def _together(
     rows = {check: row for check, row in rows.items() if check in results}
     write_json(state, "series.json", {"results": results, "seconds": rows})
     return dict(sorted(results.items())), dict(sorted(rows.items()))
+
+
+def _old(state: Path, part: str) -> list[tuple[str, list[Any]]]:
+    """(check, row) of a part of `series.json`; what is no row is left out."""
+    data = read_json(state, "series.json")
+    rows = data.get(part) if isinstance(data, dict) else None
+    return [(k, v) for k, v in rows.items() if isinstance(v, list)] if isinstance(rows, dict) else []
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    return all(isinstance(x, int | float) for x in values)

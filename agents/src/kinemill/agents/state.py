@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from kinemill.agents.facts import Facts
 from kinemill.agents.files import private_dir, read_json, write_json
 from kinemill.agents.xids import XidEvent
 from kinemill.contracts.checks import CheckResult, CheckStatus
+from kinemill.errors import KinemillError
+from kinemill.records import decode
 
 __all__ = ["DAY_S", "Memory", "OpenFault"]
 
@@ -30,6 +32,31 @@ _MAX_EVENTS = 500
 _LOCK_S = 2.0
 _CACHED_PROBES = {"disk_health": "nvme.", "container": "container.", "clock": "clock."}
 """Probe -> prefix of its facts."""
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(x, int | float) for x in value.values())
+
+
+def _rows(*kinds: type) -> Callable[[Any], bool]:
+    def fits(value: Any) -> bool:
+        rows = value if isinstance(value, list) else [None]
+        return all(isinstance(r, list) and len(r) == len(kinds) and all(map(isinstance, r, kinds)) for r in rows)
+
+    return fits
+
+
+_SHAPES: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "facts": {"at": _numbers, "values": lambda v: isinstance(v, dict)},
+    "unknowns": {"streaks": _numbers},
+    "acknowledged": {"kernel_s": lambda v: isinstance(v, int | float)},
+    "events": {"rows": _rows(float, str)},
+    "hung": {"first": _numbers},
+    "jobs": {"marks": _numbers, "taken": _numbers},
+    "xids": {"rows": _rows(str, int, int)},
+    "notes": {"rows": _rows(int, str, int)},
+}
+"""File -> what its fields must be to be believed: after a roll-back another version's files lie here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +116,8 @@ class Memory:
         data = read_json(self._folder, f"{name}.json")
         if not isinstance(data, dict) or (this_boot and data.get("boot") != self._boot):
             return {}
-        return data
+        shapes = _SHAPES.get(name, {})
+        return {k: v for k, v in data.items() if k not in shapes or shapes[k](v)}
 
     def _save(self, name: str, data: dict[str, Any]) -> None:
         # What another boot still believes must be on the disk; the rest is void after a power cut anyway.
@@ -167,7 +195,7 @@ class Memory:
     def hung_mounts(self) -> dict[str, int]:
         """Mount -> seconds since it was first found silent, for those silent in the last round that looked."""
         first = self._load("hung").get("first") or {}
-        return {m: self._now_s - at for m, at in first.items() if isinstance(at, int) and 0 <= self._now_s - at < DAY_S}
+        return {m: self._now_s - at for m, at in first.items() if 0 <= self._now_s - at < DAY_S}
 
     def keep_hung_mounts(self, silent: Iterable[str]) -> None:
         """Remember which mounts did not answer in this round; one that answered is forgotten."""
@@ -185,7 +213,7 @@ class Memory:
             has_list: Whether Slurm named the job's GPUs.
         """
         data = self._load("jobs")
-        marks = {k: v for k, v in (data.get("marks") or {}).items() if isinstance(v, int | float)}
+        marks = dict(data.get("marks") or {})
         marks[str(job_id)] = kernel_s
         marks = dict(sorted(marks.items(), key=lambda kv: kv[1])[-_MAX_ROWS:])
         lists = bool(data.get("lists")) or has_list
@@ -208,7 +236,7 @@ class Memory:
         data = self._load("jobs")
         marks, taken = dict(data.get("marks") or {}), dict(data.get("taken") or {})
         since = marks.pop(str(job_id), None)
-        floor = float(since) if isinstance(since, int | float) else -1.0
+        floor = -1.0 if since is None else float(since)
         mine = [e for e in events if e.at_s > max(floor, float(taken.get(e.pci, -1.0)))]
         for event in mine:
             taken[event.pci] = max(event.at_s, float(taken.get(event.pci, -1.0)))
@@ -229,8 +257,7 @@ class Memory:
     def notes(self) -> list[tuple[int, str, int]]:
         """(job, text, seconds it has waited) of notes that have not reached Slurm."""
         rows = self._load("notes", this_boot=False).get("rows") or []
-        good = [r for r in rows if isinstance(r, list) and len(r) == 3 and type(r[0]) is type(r[2]) is int]
-        return [(r[0], str(r[1]), self._now_s - r[2]) for r in good]
+        return [(job, text, self._now_s - at) for job, text, at in rows]
 
     def drop_note(self, job_id: int) -> None:
         """The note has arrived, or never can."""
@@ -246,8 +273,7 @@ class Memory:
 
     def _xid_rows(self) -> list[list[Any]]:
         rows = self._load("xids", this_boot=False).get("rows") or []
-        good = [r for r in rows if isinstance(r, list) and len(r) == 3 and isinstance(r[2], int)]
-        return [r for r in good if 0 <= self._now_s - r[2] < DAY_S]
+        return [r for r in rows if 0 <= self._now_s - r[2] < DAY_S]
 
     @staticmethod
     def _known(rows: list[list[Any]], pci: str, job_id: int) -> bool:
@@ -255,10 +281,10 @@ class Memory:
 
     def open_fault(self) -> OpenFault | None:
         """The fault that is open, also from before a reboot."""
-        data = self._load("fault", this_boot=False)
+        data = self._load("fault", this_boot=False).get("fault")
         try:
-            return OpenFault(**data["fault"])
-        except (KeyError, TypeError):
+            return None if data is None else decode(OpenFault, data, where="fault.json")
+        except KinemillError:
             return None
 
     def open(self, cause: CheckResult, letter: str) -> OpenFault:
