@@ -304,10 +304,28 @@ def test_hostile_xml_is_refused(server: S3Server) -> None:
     with liar_before(server) as liar:
         store = liar.store
         assert store is not None
-        for body in (bomb, b"<unfinished", b"", b"<L><IsTruncated>true</IsTruncated></L>"):
+        row = "<L><Contents><Key>k</Key><Size>{}</Size><LastModified>{}</LastModified></Contents></L>".format
+        others = [row("-1", "2026-11-30T08:00:00Z").encode(), row("5", "yesterday").encode(), row("1e9", "").encode()]
+        late = b"<!--" + b"x" * 4096 + b"-->" + bomb.removeprefix(b'<?xml version="1.0"?>')
+        wide = bomb.decode().replace('"1.0"', '"1.0" encoding="UTF-16"').encode("utf-16")
+        for body in (bomb, late, wide, b"<unfinished", b"", b"<L><IsTruncated>true</IsTruncated></L>", *others):
             liar.on_request = lambda *_, body=body: Answer(200, {}, body)  # type: ignore[misc]
             with pytest.raises(ExternalError):
                 list(store.list())
+
+
+def test_an_upload_in_parts_that_is_answered_with_nothing_is_no_upload(server: S3Server, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(bytes(6 << 20))
+    with liar_before(server, "parts") as liar:
+        store = liar.store
+        assert store is not None
+        liar.on_request = lambda verb, *_: Answer(200, {}, b"<L></L>") if verb == "POST" else None
+        with pytest.raises(ExternalError, match="gave no id"):
+            store.create_in_parts("k", tmp_path / "f", part_bytes=5 << 20)
+        id_only = b"<L><UploadId>u</UploadId></L>"
+        liar.on_request = lambda verb, *_: Answer(200, {}, id_only if verb == "POST" else b"")
+        with pytest.raises(ExternalError, match="without an etag"):
+            store.create_in_parts("k", tmp_path / "f", part_bytes=5 << 20)
 
 
 def test_a_server_that_comes_back_is_worth_waiting_for() -> None:

@@ -8,6 +8,7 @@ by AWS Signature Version 4 (https://docs.aws.amazon.com/AmazonS3/latest/API/sig-
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import http.client
@@ -17,7 +18,7 @@ import ssl
 import threading
 import weakref
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -274,7 +275,10 @@ class S3Http:
         reply = self.request("POST", key, query={"uploads": ""}, headers=headers, body=b"")
         if reply.status != 200:
             raise self._refuse(reply, "POST", key)
-        return _xml(reply.body).findtext("{*}UploadId") or ""
+        upload = _xml(reply.body).findtext("{*}UploadId")
+        if not upload:
+            raise ExternalError(f"{self.address.url}: {key}: an upload in parts that the store gave no id")
+        return upload
 
     def put_part(self, key: str, upload: str, number: int, body: IO[bytes], body_bytes: int) -> str:
         """The part's etag, as sent."""
@@ -282,7 +286,10 @@ class S3Http:
         reply = self.request("PUT", key, query=query, body=body, body_bytes=body_bytes)
         if reply.status != 200:
             raise self._refuse(reply, "PUT", key)
-        return reply.headers["etag"]
+        etag = reply.headers.get("etag")
+        if not etag:
+            raise ExternalError(f"{self.address.url}: {key}: part {number} was taken without an etag")
+        return etag
 
     def complete_multipart(self, key: str, upload: str, etags: list[str], headers: Mapping[str, str]) -> str | None:
         """Put the parts together under the condition in `headers`; the etag."""
@@ -318,7 +325,7 @@ class S3Http:
         found = [
             ObjectMeta(
                 item.findtext("{*}Key") or "",
-                int(item.findtext("{*}Size") or 0),
+                _size(item.findtext("{*}Size") or "0"),
                 _plain(item.findtext("{*}ETag")),
                 _iso_ns(item.findtext("{*}LastModified")),
             )
@@ -419,7 +426,8 @@ class _Slice:
 
 
 def _xml(data: bytes) -> ET.Element:
-    if len(data) > _XML_MAX or b"<!DOCTYPE" in data[:1024] or b"<!ENTITY" in data:
+    # A NUL stands in no UTF-8 XML, but in one of 16-bit units, whose declarations would go unseen here.
+    if len(data) > _XML_MAX or b"<!DOCTYPE" in data or b"<!ENTITY" in data or b"\0" in data:
         raise ExternalError("the store answered with XML that no S3 sends")
     try:
         return ET.fromstring(data)  # noqa: S314 - checked above
@@ -441,11 +449,31 @@ def _quoted(etag: str) -> str:
     return f'"{etag}"'
 
 
+def _size(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ExternalError(f"the store says that an object has {text[:40]!r} bytes")
+    return int(text)
+
+
 def _meta(key: str, headers: Mapping[str, str]) -> ObjectMeta:
     modified = headers.get("last-modified")
-    modified_ns = int(parsedate_to_datetime(modified).timestamp()) * 10**9 if modified else None
-    return ObjectMeta(key, int(headers.get("content-length", 0)), _plain(headers.get("etag")), modified_ns)
+    modified_ns = None
+    if modified:
+        with _no_time(modified):
+            modified_ns = int(parsedate_to_datetime(modified).timestamp()) * 10**9
+    return ObjectMeta(key, _size(headers.get("content-length", "0")), _plain(headers.get("etag")), modified_ns)
 
 
 def _iso_ns(text: str | None) -> int | None:
-    return int(datetime.fromisoformat(text).timestamp() * 1000) * 10**6 if text else None
+    if not text:
+        return None
+    with _no_time(text):
+        return int(datetime.fromisoformat(text).timestamp() * 1000) * 10**6
+
+
+@contextlib.contextmanager
+def _no_time(text: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError) as exc:
+        raise ExternalError(f"the store says that an object changed at {text[:40]!r}") from exc
