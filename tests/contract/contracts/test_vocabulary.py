@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import enum
+import json
 import re
 import uuid
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kinemill import contracts
 from kinemill.clock import FakeClock, SystemClock
 from kinemill.contracts import (
     EPISODE_TRANSITIONS,
@@ -33,6 +38,51 @@ SHA = "ab" * 32
 
 def test_exit_codes_never_move() -> None:
     assert {e.name: e.value for e in ExitCode} == {"OK": 0, "FINDING": 1, "USAGE": 2, "TRANSIENT": 75, "CONFIG": 78}
+
+
+def _vocabulary() -> dict[str, Any]:
+    """Every word that stands in stored records, files or other programs' queries."""
+    named = {name: getattr(contracts, name) for name in contracts.__all__}
+    return {
+        "enums": {
+            name: {member.name: member.value for member in kind}
+            for name, kind in named.items()
+            if isinstance(kind, type) and issubclass(kind, enum.Enum)
+        },
+        "manifest_columns": [[col.name, col.type, col.nullable] for col in MANIFEST_COLUMNS],
+        "manifest_modes": list(contracts.ManifestMode),
+        "episode_transitions": [[old.value, new.value] for old, new in EPISODE_TRANSITIONS],
+        "metrics": {name: [metric.kind, list(metric.labels)] for name, metric in METRICS.items()},
+    }
+
+
+def _lost(old: Any, new: Any, where: str = "") -> list[str]:
+    """What an older vocabulary has and the present one has not, or has otherwise; additions are no loss."""
+    if isinstance(old, dict):
+        gone = [f"{where}.{key}" for key in old if key not in new]
+        return gone + [one for key in old if key in new for one in _lost(old[key], new[key], f"{where}.{key}")]
+    return [] if old == new else [f"{where}: {old} is {new}"]
+
+
+def test_no_word_of_an_older_release_is_lost_moved_or_retyped() -> None:
+    now = _vocabulary()
+    for path in sorted((Path(__file__).parent / "golden" / "vocabulary").glob("*.json")):
+        old = json.loads(path.read_text(encoding="utf-8"))
+        columns = old.pop("manifest_columns")
+        assert now["manifest_columns"][: len(columns)] == columns, "columns are appended, never moved or re-typed"
+        for name in ("manifest_modes", "episode_transitions"):
+            assert [one for one in old.pop(name) if one not in now[name]] == [], name
+        assert old
+        assert _lost(old, now) == []
+
+
+def test_a_lost_word_is_noticed() -> None:
+    old = {"enums": {"A": {"X": "x", "Y": "y"}}, "metrics": {"m": ["gauge", []]}}
+    assert _lost(old, {"enums": {"A": {"X": "x", "Y": "y", "Z": "z"}, "B": {}}, "metrics": {"m": ["gauge", []]}}) == []
+    assert _lost(old, {"enums": {"A": {"X": "x"}}, "metrics": {"m": ["counter", []]}}) == [
+        ".enums.A.Y",
+        ".metrics.m: ['gauge', []] is ['counter', []]",
+    ]
 
 
 def _tree(cls: type[KinemillError]) -> list[type[KinemillError]]:
