@@ -262,6 +262,12 @@ def test_a_folder_store_takes_no_key_that_leaves_it(tmp_path: Path) -> None:
             store.put_if_absent(key, b"x")
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentFault, match=r"file/below: the folder cannot be made .*Not a directory"):
+        FileStore(tmp_path / "file" / "below")
+
+
 def test_a_crash_while_putting_leaves_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path / "s")
 

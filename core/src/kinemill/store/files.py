@@ -26,12 +26,20 @@ class FileStore:
 
     Args:
         root: Made if it is not there.
+
+    Raises:
+        EnvironmentFault: It cannot be made.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self._lanes = Lanes(4)
-        (self.root / _PRIVATE).mkdir(parents=True, exist_ok=True)
+        try:
+            (self.root / _PRIVATE).mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise EnvironmentFault(
+                f"{self.url}: the folder cannot be made or written ({exc.strerror}); name one that you may write"
+            ) from exc
 
     def __getstate__(self) -> dict[str, Path]:
         return {"root": self.root}
