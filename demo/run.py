@@ -148,6 +148,7 @@ def _environment(folder: Path, postgres: "PostgresServer", s3: "S3Server") -> di
         "KINEMILL_INGEST_DIR": str(state / "work"),
         "KINEMILL_CACHE_DIR": str(state / "cache"),
         "KINEMILL_CONFIG_DIR": str(state / "config"),  # the demo's settings, not this machine's
+        "KINEMILL_LOG_FORMAT": "text",  # among the demo's own lines
     }
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from kinemill.errors import ConfigError
+from kinemill.logs import logs_from_settings
 from kinemill.training.checkpoint import Checkpointer
 from kinemill.training.job.config import JobConfig, load_config
 from kinemill.training.job.loop import run_rank
@@ -128,6 +129,7 @@ def _let_saves_end() -> None:
 
 
 if __name__ == "__main__":
+    logs_from_settings()
     torch.set_num_threads(1)
     chosen = load_config(Path(sys.argv[1]))
     os.environ["RUN"] = chosen.run

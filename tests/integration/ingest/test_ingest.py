@@ -283,7 +283,7 @@ def test_an_empty_drop_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_step_that_may_fail_leaves_the_run_degraded(
-    one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from kinemill.contracts import StepSpec
     from kinemill.errors import ExternalError
@@ -302,6 +302,8 @@ def test_a_step_that_may_fail_leaves_the_run_degraded(
     assert (report.published, report.status) == (1, RunStatus.DEGRADED)
     failed = [r for r in ledger.results.values() if r.status is StepStatus.FAILED]
     assert [(r.step, r.messages) for r in failed] == [("thumbnails", ("the thumbnail service is away",))]
+    told = [vars(record) for record in caplog.records if "the run is degraded" in record.message]
+    assert [(fields["run_id"], fields["step"]) for fields in told] == [(report.batch, "thumbnails")]
 
     skipping = replace(load_vendor("twinarm_aloha"), skip_steps=("thumbnails",))
     assert ingest(one, skipping, tmp_path / "w").status is RunStatus.SUCCESS

@@ -122,6 +122,13 @@ def test_kill_segfault_and_exception_change_no_bit(undisturbed: tuple[Path, dict
     assert "Segmentation fault" in (second / "rank-00000" / "stacks.txt").read_text()
     raised = json.loads((third / "rank-00001" / "error.json").read_text())
     assert (raised["type"], raised["message"]) == ("RuntimeError", "a fault of the job's own")
+    # and what the rank logged says of which run and attempt it is
+    logged = [
+        json.loads(line) for line in (third / "rank-00001" / "stderr.log").read_text().splitlines() if line[:1] == "{"
+    ]
+    (failure,) = [line for line in logged if line["message"] == "rank 1 failed"]
+    assert (failure["run_id"], failure["attempt"], failure["node"]) == ("run", "3", socket.gethostname())
+    assert "a fault of the job's own" in failure["traceback"]
     # and the survivor of the kill left its collectives
     flight = json.loads((first / "rank-00000" / "flight.json").read_text())
     assert any("allreduce" in e["profiling_name"].lower().replace("_", "") for e in flight["entries"])

@@ -280,7 +280,13 @@ class _Runner:
             except KinemillError as exc:
                 if each.spec.critical:
                     raise
-                _log.warning("%s: step %s failed; the run is degraded", item.source.key, each.spec.name, exc_info=True)
+                _log.warning(
+                    "%s: step %s failed; the run is degraded",
+                    item.source.key,
+                    each.spec.name,
+                    exc_info=True,
+                    extra={"run_id": self.plan.batch, "step": each.spec.name},
+                )
                 self.ledger.record(ctx.result(each.spec, StepStatus.FAILED, messages=(str(exc)[:2000],)))
                 continue
             result = replace(result, seconds=round(time.monotonic() - begun, 3))

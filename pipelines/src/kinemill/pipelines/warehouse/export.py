@@ -137,7 +137,10 @@ class Exporter:
         stand = self._target.watermark()
         if stand is not None and stand.epoch == reader.epoch():
             return stand, False
-        _log.warning("the warehouse stands at %s, the catalog is in epoch %s: all is sent again", stand, reader.epoch())
+        if stand is not None:
+            _log.warning(
+                "the warehouse stands at %s, the catalog is in epoch %s: all is sent anew", stand, reader.epoch()
+            )
         with self._catalog.transaction("putting all episodes into the outbox") as connection:
             connection.execute(sa.text("set local lock_timeout = '60s'"))
             # Old rows carry another cluster's transaction ids. New ones must sort behind all that was exported.

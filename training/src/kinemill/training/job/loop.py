@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from kinemill.contracts import AttemptMeta, AttemptOutcome, ExitCode
 from kinemill.errors import ConfigError, KinemillError
+from kinemill.logs import bind
 from kinemill.training.attempts import (
     Evidence,
     Verdict,
@@ -121,6 +122,8 @@ class _Rank:
         self.stop_signal: int | None = None
         self.attempt = 0
         self.folder = Path()
+        self._said = contextlib.ExitStack()
+        """Fields of every log line from the claim on; open to the end, so that the line of a failure has them too."""
 
     def run(self, open_source: OpenSource) -> int:
         self._catch_signals()
@@ -129,6 +132,14 @@ class _Rank:
         self.attempt = claim(self.run_folder)
         self.folder = self.run_folder.attempt_path(self.attempt)
         self.evidence.move_to(self.folder, self.rank)
+        self._said.enter_context(
+            bind(
+                run_id=self.run_folder.root.name,
+                attempt=self.attempt,
+                node=socket.gethostname(),
+                job_id=os.environ.get("SLURM_JOB_ID"),
+            )
+        )
         saver = Checkpointer(self.run_folder, attempt=self.attempt, keep=config.train.keep)
         restored = saver.restore()
         self._describe(saver.published_step)
