@@ -13,7 +13,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kinemill.errors import ConflictError, EnvironmentFault
+from kinemill.errors import ConflictError, ContractError, EnvironmentFault
+from kinemill.process import ProcessId
+from kinemill.records import dumps, loads
 
 __all__ = ["alone", "check_machine", "make_folder"]
 
@@ -117,11 +119,11 @@ def alone(folder: Path, *, wait_s: float = 300.0) -> Iterator[int]:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError as exc:
-                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                if Path(f"/proc/{holder}").exists():
+                holder = _holder(os.pread(fd, 512, 0))
+                if holder is not None and holder.alive():
                     raise ConflictError(
-                        f"{folder}: the demo is running already, as process {holder}; "
-                        f"wait for it, or stop it: kill {holder}"
+                        f"{folder}: the demo is running already, as process {holder.pid}; "
+                        f"wait for it, or stop it: kill {holder.pid}"
                     ) from exc
                 if time.monotonic() > deadline:
                     raise ConflictError(
@@ -130,7 +132,14 @@ def alone(folder: Path, *, wait_s: float = 300.0) -> Iterator[int]:
                     ) from exc
                 time.sleep(0.2)
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(fd, f"{dumps(ProcessId.of(os.getpid()))}\n".encode(), 0)
         yield fd
     finally:
         os.close(fd)
+
+
+def _holder(text: bytes) -> ProcessId | None:
+    """Who wrote the lock's file. A number alone may be another process by now, which nobody should be told to kill."""
+    with contextlib.suppress(ContractError):
+        return loads(ProcessId, text)
+    return None

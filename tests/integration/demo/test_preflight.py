@@ -17,6 +17,8 @@ import pytest
 from demo import clean, counters, pipeline, preflight
 
 from kinemill.errors import ConflictError, EnvironmentFault, ExternalError
+from kinemill.process import ProcessId
+from kinemill.records import dumps
 from kinemill.training.job.config import load_config
 from support.layers import skip_if
 
@@ -100,7 +102,9 @@ def test_a_command_that_outlives_its_killed_run_is_waited_for(tmp_path: Path) ->
     with preflight.alone(tmp_path) as lock:
         code = "import sys; sys.stdin.read()"
         child = subprocess.Popen([sys.executable, "-c", code], pass_fds=(lock,), stdin=subprocess.PIPE)
-    (tmp_path / "state" / "demo.lock").write_text("4000000\n")  # no process has that number
+    # (its number belongs to another process by now, which has nothing to do with the demo)
+    gone = ProcessId(os.getpid(), start_ticks=1, boot_id="another")
+    (tmp_path / "state" / "demo.lock").write_text(dumps(gone))
     try:
         # then a run that does not wait is told, and one that waits gets in
         with pytest.raises(ConflictError, match="does not end"), preflight.alone(tmp_path, wait_s=0.0):
@@ -115,7 +119,7 @@ def test_a_command_that_outlives_its_killed_run_is_waited_for(tmp_path: Path) ->
 
 def test_a_stale_lock_file_is_no_lock(tmp_path: Path) -> None:
     preflight.make_folder(tmp_path)
-    (tmp_path / "state" / "demo.lock").write_text(f"{os.getpid()}\n")
+    (tmp_path / "state" / "demo.lock").write_text(dumps(ProcessId.of(os.getpid())))
     with preflight.alone(tmp_path):
         pass
 
