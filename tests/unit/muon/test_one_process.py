@@ -339,6 +339,26 @@ def test_two_parameters_of_one_name_and_late_groups_are_refused() -> None:
         Muon([p]).add_param_group({"params": [q]})
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
+def test_after_a_step_that_broke_off_it_refuses_to_go_on(error: type[BaseException]) -> None:
+    def backend(batch: torch.Tensor, *_: Any) -> torch.Tensor:
+        if batch.shape[-1] == 3:
+            raise error("no room")
+        return batch
+
+    a, b = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(3, 3))
+    optimizer = Muon([a, b], ns_backend=backend)
+    for p in (a, b):
+        p.grad = torch.ones_like(p)
+    with pytest.raises(error):
+        optimizer.step()
+
+    with pytest.raises(StateError, match=f"{error.__name__}: no room. Restart from the last checkpoint"):
+        optimizer.step()
+    with pytest.raises(StateError, match="half stepped"):
+        optimizer.state_dict()
+
+
 def test_after_close_it_says_so() -> None:
     optimizer = Muon([nn.Parameter(torch.ones(2, 2))])
     optimizer.close()

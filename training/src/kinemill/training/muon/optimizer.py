@@ -103,6 +103,7 @@ class Muon(Optimizer):
         super().__init__(params, defaults)
         self.check_every, self._bucket_bytes = check_every, max(2, int(bucket_mb * (1 << 20)))
         self._broken: str | None = None
+        self._closed = False
         self._check_due = False
         self.earlier_decisions: list[dict[str, Any]] = []
         self._build(strategy, node_threshold, topology, site, ns_backend or orthogonalize)
@@ -304,14 +305,19 @@ class Muon(Optimizer):
             if due or self._check_due:
                 self._check_due = False
                 self.check()
-        except KinemillError as exc:
-            self._broken = str(exc)
+        except BaseException as exc:  # memory that ran out and Ctrl-C included: some parameters moved, others did not
+            self._broken = str(exc) if isinstance(exc, KinemillError) else f"{type(exc).__name__}: {exc}"
             raise
         return loss
 
     def _ready(self) -> None:
+        if self._closed:
+            raise StateError("muon: it was closed; make a new optimizer")
         if self._broken is not None:
-            raise StateError(f"muon: an earlier step failed and left parameters half stepped: {self._broken}")
+            raise StateError(
+                f"muon: an earlier step failed and may have left parameters half stepped: {self._broken}. "
+                "Restart from the last checkpoint"
+            )
 
     # ---- drift
 
@@ -394,6 +400,6 @@ class Muon(Optimizer):
 
     def close(self) -> None:
         """Give the process groups back. The optimizer must not be used afterwards."""
-        if self._broken is None:
+        if self._broken is None and not self._closed:
             close_groups(self.groups)
-            self._broken = "it was closed"
+        self._closed = True
