@@ -34,6 +34,7 @@ from kinemill.errors import (
 from kinemill.pipelines.catalog import Catalog, EpisodeCard, LabelRecord, ManifestRecord, QualityRecord, uuid7
 from kinemill.pipelines.catalog.backup import RestoreFrom, archive_settings, base_backup
 from kinemill.pipelines.catalog.embedded import PostgresServer
+from kinemill.pipelines.catalog.health import Health, check_catalog
 from kinemill.pipelines.catalog.purge import plan_purge, purge
 from kinemill.pipelines.catalog.rebuild import read_object, rebuild
 from kinemill.process import unprivileged_account
@@ -390,6 +391,24 @@ def test_a_purge_deletes_names_and_cannot_be_undone(catalog: Catalog) -> None:
         purge(catalog, store, str(uuid.uuid4()), reason="r", actor="a")
     with pytest.raises(UsageError):
         plan_purge(catalog, store, "../../etc")
+
+
+def test_what_comes_after_a_purge_is_seen_and_goes_with_the_next(one: Catalog) -> None:
+    store = MemoryStore()
+    card = _published(one, store)
+    purge(one, store, card.episode_id, reason="r", actor="a")
+    assert next(f for f in check_catalog(one, store=store) if f.check == "withdrawn").health is Health.OK
+    # A worker had written its object and was not yet told; a manifest was built from an older snapshot.
+    write_episode(store, card, value=4.0)
+    manifest = ManifestRecord("late", "manifests/late", "aa" * 32, "bb" * 32, 1, 1, 1, 3, 1.0)
+    one.record_manifest(manifest, [card.episode_id])
+    seen = next(f for f in check_catalog(one, store=store) if f.check == "withdrawn")
+    assert (seen.health, card.episode_id in seen.detail) == (Health.FAIL, True)
+    again = purge(one, store, card.episode_id, reason="r", actor="a")
+    assert (len(again.deleted), again.manifests, again.already_done) == (2, ("late",), False)
+    assert list(store.list("episodes/")) == []
+    last = purge(one, store, card.episode_id, reason="r", actor="a")
+    assert (last.deleted, last.manifests, last.already_done) == (again.deleted, ("late",), True)
 
 
 @pytest.mark.parametrize("state", list(EpisodeState))

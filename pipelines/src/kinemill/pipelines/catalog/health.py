@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from kinemill.contracts import EPISODE_TRANSITIONS, METRICS, Store
 from kinemill.errors import NotFoundError
 from kinemill.pipelines.catalog.api import Catalog
+from kinemill.pipelines.catalog.purge import episode_folder
 
 if TYPE_CHECKING:
     from kinemill.pipelines.warehouse.export import ExportLag
@@ -48,7 +49,8 @@ def check_catalog(
 
     Args:
         catalog: The catalog.
-        store: Also see whether `sample` renditions lie there, in size and etag as recorded.
+        store: Also see whether `sample` renditions lie there, in size and etag as recorded, and nothing of what was
+            withdrawn.
         target: Also see how far the warehouse is behind, and compare it row by row.
         sample: How many renditions, chosen at random.
     """
@@ -63,6 +65,7 @@ def check_catalog(
     found += _rows(catalog)
     if store is not None:
         found.append(_objects(catalog, store, sample))
+        found.append(_withdrawn(catalog, store))
     if target is not None:
         found += _warehouse(catalog, target)
     return found
@@ -217,6 +220,21 @@ def _objects(catalog: Catalog, store: Store, sample: int) -> HealthFinding:
     if wrong:
         return HealthFinding("objects", Health.FAIL, f"{len(wrong)} of {len(rows)}: {'; '.join(wrong[:3])}")
     return HealthFinding("objects", Health.OK, f"{len(rows)} looked at, all as recorded")
+
+
+def _withdrawn(catalog: Catalog, store: Store) -> HealthFinding:
+    """An object that a worker wrote while its episode was purged is known to nobody else."""
+    with catalog.transaction("reading finished purges") as connection:
+        ids = list(
+            connection.execute(
+                sa.text("select episode_id::text from kinemill.purge where completed_at is not null order by 1")
+            ).scalars()
+        )
+    left = [one for one in ids if next(iter(store.list(episode_folder(one))), None) is not None]
+    if left:
+        detail = f"{len(left)} withdrawn episodes have objects again, the first is {left[0]}: purge them again"
+        return HealthFinding("withdrawn", Health.FAIL, detail)
+    return HealthFinding("withdrawn", Health.OK, f"{len(ids)} withdrawn episodes have no object")
 
 
 def _warehouse(catalog: Catalog, target: IcebergTarget) -> Iterator[HealthFinding]:

@@ -15,9 +15,10 @@ import sqlalchemy as sa
 from kinemill.contracts import EpisodeState, Store, may_follow, shard_of
 from kinemill.errors import NotFoundError, UnavailableError, UsageError
 from kinemill.pipelines.catalog.api import Catalog
+from kinemill.pipelines.catalog.manifests import manifests_of
 from kinemill.pipelines.catalog.records import plain_json, plain_text
 
-__all__ = ["PurgePlan", "PurgeReport", "plan_purge", "purge"]
+__all__ = ["PurgePlan", "PurgeReport", "episode_folder", "plan_purge", "purge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class PurgeReport:
     already_done: bool
 
 
-def _folder(episode_id: str) -> str:
+def episode_folder(episode_id: str) -> str:
+    """Where all objects of an episode lie."""
     try:
         found = uuid.UUID(episode_id)
     except ValueError as exc:
@@ -58,7 +60,7 @@ def plan_purge(catalog: Catalog, store: Store, episode_id: str) -> PurgePlan:
     Raises:
         NotFoundError: No such episode.
     """
-    objects = tuple(meta.key for meta in store.list(_folder(episode_id)))
+    objects = tuple(meta.key for meta in store.list(episode_folder(episode_id)))
     row = catalog.episode(episode_id)
     with catalog.transaction(f"reading the purge of {episode_id}") as connection:
         requested = connection.execute(
@@ -69,6 +71,8 @@ def plan_purge(catalog: Catalog, store: Store, episode_id: str) -> PurgePlan:
 
 def purge(catalog: Catalog, store: Store, episode_id: str, *, reason: str, actor: str) -> PurgeReport:
     """Retire the episode for ever, empty its row, delete its objects.
+
+    Run again, it deletes what came since, such as the object of a worker that had written it and was not yet told.
 
     Args:
         catalog: Where it is recorded, before anything is deleted.
@@ -81,14 +85,14 @@ def purge(catalog: Catalog, store: Store, episode_id: str, *, reason: str, actor
         NotFoundError: No such episode.
         UnavailableError: Not all is deleted yet; run it again.
     """
-    folder = _folder(episode_id)
+    folder = episode_folder(episode_id)
     done = _record(catalog, episode_id, reason, actor)
-    if done is not None:
-        return done
     deleted = []
     for meta in list(store.list(folder)):
         store.delete(meta.key)
         deleted.append(meta.key)
+    if done is not None and not deleted:
+        return done
     left = [meta.key for meta in store.list(folder)]
     if left:
         raise UnavailableError(f"purge of {episode_id}: {left[0]} is still there ({len(left)} in all); run it again")
@@ -97,10 +101,11 @@ def purge(catalog: Catalog, store: Store, episode_id: str, *, reason: str, actor
             sa.text("""
                 update kinemill.purge set completed_at = clock_timestamp(),
                     objects = (select coalesce(array_agg(distinct o order by o), '{}')
-                               from unnest(objects || cast(:deleted as text[])) o)
+                               from unnest(objects || cast(:deleted as text[])) o),
+                    manifests = manifests || cast(:later as text[])
                 where episode_id = cast(:id as uuid) returning objects, manifests
             """),
-            {"id": episode_id, "deleted": deleted},
+            {"id": episode_id, "deleted": deleted, "later": _later_manifests(connection, episode_id)},
         ).one()
         _audit(connection, actor, "purge.completed", episode_id, {"objects": len(row.objects)})
     return PurgeReport(episode_id, tuple(row.objects), tuple(row.manifests), already_done=False)
@@ -123,7 +128,8 @@ def _record(catalog: Catalog, episode_id: str, reason: str, actor: str) -> Purge
         if known is not None:
             if known.completed_at is None:
                 return None
-            return PurgeReport(episode_id, tuple(known.objects), tuple(known.manifests), already_done=True)
+            named = [*known.manifests, *_later_manifests(connection, episode_id)]
+            return PurgeReport(episode_id, tuple(known.objects), tuple(named), already_done=True)
         state = EpisodeState(found.state)
         for step in (EpisodeState.QUARANTINED, EpisodeState.RETIRED):
             # The machine has no way from every state to retired; through quarantine it always has.
@@ -177,6 +183,14 @@ def _record(catalog: Catalog, episode_id: str, reason: str, actor: str) -> Purge
             {"reason": reason, "objects": list(row.objects), "manifests": list(row.manifests)},
         )
     return None
+
+
+def _later_manifests(connection: sa.Connection, episode_id: str) -> list[str]:
+    """Manifests that hold it and were recorded after the purge was asked for, from an older snapshot."""
+    known = connection.execute(
+        sa.text("select manifests from kinemill.purge where episode_id = cast(:id as uuid)"), {"id": episode_id}
+    ).scalar_one()
+    return [one for one in manifests_of(connection, episode_id) if one not in set(known)]
 
 
 def _move(connection: sa.Connection, episode_id: str, state: EpisodeState) -> EpisodeState:
