@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kinemill.control.sandbox import cluster, connect, host, images, relay, standins
+from kinemill.control.sandbox import box, cluster, connect, host, images, relay, standins
 from kinemill.control.sandbox.names import Places, check_name, node_address
 from kinemill.control.sandbox.supervise import nspawn_command
 from kinemill.errors import (
@@ -82,6 +82,19 @@ def test_no_overlay_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(Path, "exists", lambda _: False)
     assert "overlayfs in the kernel" in [lack.what for lack in host.lacks()]
+
+
+def test_the_cache_is_the_settings_and_the_sandboxes_own_programs_find_it_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("KINEMILL_SANDBOX_CACHE", "KINEMILL_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KINEMILL_CONFIG_DIR", str(tmp_path))
+    (tmp_path / "core.toml").write_text("cache_dir = '/big/disk'\n")
+    assert host.cache_root() == Path("/big/disk/sandbox")
+    assert box._child_environment()["KINEMILL_CONFIG_DIR"] == str(tmp_path)
+    monkeypatch.setenv("KINEMILL_SANDBOX_CACHE", "/elsewhere")
+    assert host.cache_root() == Path("/elsewhere")
 
 
 # ---- images

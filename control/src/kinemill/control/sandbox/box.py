@@ -477,7 +477,7 @@ class Sandbox:
 
 
 def _child_environment() -> dict[str, str]:
-    kept = ["KINEMILL_SANDBOX_STATE", "KINEMILL_SANDBOX_CACHE", "KINEMILL_CACHE_DIR"]
+    kept = ["KINEMILL_SANDBOX_STATE", "KINEMILL_SANDBOX_CACHE", "KINEMILL_CACHE_DIR", "KINEMILL_CONFIG_DIR"]
     kept += ["http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE"]
     return {"PATH": _PATH, "LC_ALL": "C.UTF-8", **{name: os.environ[name] for name in kept if name in os.environ}}
 
