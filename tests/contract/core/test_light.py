@@ -131,6 +131,18 @@ def test_commands_log_as_the_settings_say(tmp_path: Path, name: str, lines: int)
     ][-lines:]
 
 
+def test_a_broken_core_is_told_once_and_stops_every_other_command(tmp_path: Path) -> None:
+    (tmp_path / "core.toml").write_text("log_levle = 'info'\n")
+    env = {**os.environ, "KINEMILL_CONFIG_DIR": str(tmp_path)}
+    env.pop("KINEMILL_CACHE_DIR", None)
+    tool = Path(sys.executable).parent / "kinemill"
+    for words in (["config", "show"], ["train", "strategy", "--model", "7b"]):
+        done = subprocess.run([tool, *words], capture_output=True, text=True, env=env, check=False, timeout=300)
+        assert done.returncode == 78
+        assert done.stderr.count("unknown key 'log_levle'; did you mean 'log_level'?") == 1
+    assert "Traceback" not in done.stderr
+
+
 def test_config_show_of_a_misspelt_setting_exits_78_with_the_right_name(tmp_path: Path) -> None:
     (tmp_path / "agents.toml").write_text('prob_root = "/x"\n')
     env = {**os.environ, "KINEMILL_CONFIG_DIR": str(tmp_path)}

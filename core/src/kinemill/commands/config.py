@@ -46,7 +46,8 @@ def show(planes: tuple[str, ...], as_json: bool) -> None:
         try:
             loaded: Loaded[object] = load_settings(classes[plane], plane=plane)
         except ConfigError as exc:
-            broken.append(str(exc))
+            if str(exc) not in broken:  # several planes ask core where the cache is
+                broken.append(str(exc))
             continue
         for name, value, origin in loaded.rows():
             rows.append({"plane": plane, "name": name, "value": _shown(encode(value)), "origin": origin})
