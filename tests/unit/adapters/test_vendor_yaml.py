@@ -8,6 +8,7 @@ import pytest
 
 from kinemill.errors import ConfigError, ContractError, LimitError, NotFoundError, UnknownKeyError
 from kinemill.pipelines.adapters import builtin_vendors, load_vendor
+from kinemill.pipelines.adapters.rosbag2_metadata import read_metadata
 from kinemill.pipelines.adapters.vendor import JointMap
 
 GOOD = """
@@ -57,6 +58,25 @@ def test_a_wrong_file_is_refused_with_its_reason(
 ) -> None:
     with pytest.raises(error, match=says):
         load_vendor(write(tmp_path, broken))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["? [a]\n: 1\n", "? {a: b}\n: 1\n", "a: !!int ''\n", "a: !!bool maybe\n", "a: !!timestamp x\n", "a: !!map [b]\n"],
+)
+def test_yaml_that_its_library_trips_over_is_refused_like_any_other(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"not valid YAML|as a key"):
+        load_vendor(write(tmp_path, GOOD + text))
+
+
+@pytest.mark.parametrize("value", ["5", "x", "{a: b}", "[[1], {c: d}, null]", "null"])
+@pytest.mark.parametrize("key", ["relative_file_paths", "topics_with_message_count", "starting_time", "duration"])
+def test_a_bags_own_metadata_of_any_shape_is_read(tmp_path: Path, key: str, value: str) -> None:
+    """A vendor's file: what is of no use in it is left out."""
+    path = tmp_path / "metadata.yaml"
+    path.write_text(f"rosbag2_bagfile_information:\n  message_count: 7\n  {key}: {value}\n")
+    found = read_metadata(path)
+    assert (found.messages, found.topics, found.start_ns) == (7, {}, None)
 
 
 def test_a_good_file_loads(tmp_path: Path) -> None:

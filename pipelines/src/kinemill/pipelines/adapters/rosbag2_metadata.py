@@ -40,8 +40,12 @@ def read_metadata(path: Path) -> BagMetadata:
         found = value.get(key) if isinstance(value, dict) else None
         return found if isinstance(found, int) else None
 
+    def rows(key: str) -> list[Any]:
+        found = info.get(key)
+        return found if isinstance(found, list) else []
+
     out = BagMetadata(
-        files=[str(f) for f in info.get("relative_file_paths") or []],
+        files=[str(f) for f in rows("relative_file_paths")],
         messages=number(info, "message_count"),
         start_ns=number(info.get("starting_time"), "nanoseconds_since_epoch"),
         duration_ns=number(info.get("duration"), "nanoseconds"),
@@ -49,7 +53,7 @@ def read_metadata(path: Path) -> BagMetadata:
         compression_format=str(info.get("compression_format") or ""),
         storage=str(info.get("storage_identifier") or ""),
     )
-    for entry in info.get("topics_with_message_count") or []:
+    for entry in rows("topics_with_message_count"):
         if isinstance(entry, dict) and isinstance(entry.get("topic_metadata"), dict):
             name, messages = entry["topic_metadata"].get("name"), entry.get("message_count")
             if isinstance(name, str) and isinstance(messages, int):

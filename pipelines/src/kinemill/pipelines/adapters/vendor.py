@@ -191,6 +191,8 @@ def load_yaml(text: str, where: str) -> Any:
             seen: set[Any] = set()
             for key_node, _ in node.value:
                 key = key_node.value
+                if not isinstance(key, str):
+                    raise ConfigError(f"{where}: a list or mapping as a key (line {key_node.start_mark.line + 1})")
                 if key in seen:
                     raise ConfigError(f"{where}: key '{key}' is given twice (line {key_node.start_mark.line + 1})")
                 seen.add(key)
@@ -198,8 +200,9 @@ def load_yaml(text: str, where: str) -> Any:
 
     try:
         return yaml.load(text, Loader=Strict)  # noqa: S506 - a stricter SafeLoader
-    except (yaml.YAMLError, RecursionError, ValueError) as exc:
-        raise ConfigError(f"{where}: not valid YAML ({str(exc).splitlines()[0]})") from exc
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as exc:
+        # The last three are the library's own way to trip over a tag that its value does not fit, such as `!!int ''`.
+        raise ConfigError(f"{where}: not valid YAML ({(str(exc).splitlines() or ['?'])[0]})") from exc
 
 
 def builtin_vendors() -> list[str]:
