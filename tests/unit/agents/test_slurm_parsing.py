@@ -174,6 +174,8 @@ def answer_of(**top: Any) -> str:
         '{"nodes": [3]}',
         answer_of(nodes=[{"name": "n1"}]),
         answer_of(nodes=[{"name": "n1", "state": "IDLE", "cpus": "many"}]),
+        answer_of(nodes=[{"name": "n1", "state": ["IDLE"], "cpus": float("nan")}]),
+        answer_of(nodes=[{"name": "n1", "state": ["IDLE"], "boot_time": {"set": True, "number": float("-inf")}}]),
         answer_of(nodes=[{"name": "n1", "state": 7}]),
         answer_of(nodes=[], errors=[{"description": "no"}]),
         "[" * 100_000,
@@ -195,6 +197,8 @@ def test_old_and_new_numbers_are_read() -> None:
     for cpus in (16, {"set": True, "infinite": False, "number": 16}):
         (node,) = jsonform.nodes(answer_of(nodes=[{"name": "n1", "state": ["IDLE"], "cpus": cpus}]))
         assert (node.cpus, node.boot_time_s, node.reason_uid) == (16, None, None)
+    (node,) = jsonform.nodes(answer_of(nodes=[{"name": "n1", "state": ["IDLE"], "boot_time": float("inf")}]))
+    assert node.boot_time_s is None, "no end is no time"
 
 
 def test_fields_that_a_later_release_adds_or_drops_do_not_matter() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pwd
 from collections.abc import Mapping
 from typing import Any
@@ -40,9 +41,9 @@ def _number(value: Any) -> int | None:
         if not value.get("set", True) or value.get("infinite"):
             return None
         value = value.get("number")
-    if value is None:
+    if value is None or value == math.inf:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ExternalError(f"Slurm's JSON holds {str(value)[:40]!r} where a number belongs")
     return int(value)
 
