@@ -15,6 +15,7 @@ from kinemill.errors import KinemillError
 from kinemill.store import MemoryStore, open_store
 from kinemill.store.check import StoreFinding, check_store
 from kinemill.store.embedded import S3Server
+from kinemill.store.s3 import S3Store
 from support.store import Answer, Liar, liar_before
 
 
@@ -35,6 +36,9 @@ def test_honest_stores_pass_and_are_left_clean(server: S3Server, tmp_path: Path)
         assert failed(findings) == set(), findings
         assert seen == [finding.check for finding in findings]
         assert list(store.list()) == [], "the check left something behind"
+        said = " ".join(finding.detail for finding in findings)
+        in_pages = isinstance(store, S3Store)
+        assert ("pages" in said, "in parts" in said) == (in_pages, in_pages), "it says what it did, and no more"
 
 
 @pytest.mark.full("catalog")

@@ -263,7 +263,8 @@ def _large(store: Store, key: str) -> str:
                 ConflictError,
                 "If-None-Match is ignored when a multipart upload completes: large objects can be overwritten",
             )
-    return "12 MiB in parts, read back by 13 ranges, and a second create refused"
+            return "12 MiB in parts, read back by 13 ranges, and a second create refused"
+    return "12 MiB, read back by 13 ranges"
 
 
 def _paging(store: Store, base: str, objects: int) -> str:
@@ -281,7 +282,8 @@ def _paging(store: Store, base: str, objects: int) -> str:
             page, token = store.list_page(f"{base}/", token, _PAGE)
             paged, pages = paged + [meta.key for meta in page], pages + 1
         _demand(paged == found, f"{pages} pages of {_PAGE} show other keys than one list")
-    return f"{objects} keys in order, whole and by pages of {_PAGE}"
+        return f"{objects} keys in order, whole and by pages of {_PAGE}"
+    return f"{objects} keys in order"
 
 
 def _delete(store: Store, key: str) -> str:
