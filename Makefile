@@ -59,7 +59,8 @@ lint-ruff:
 lint-format:
 	$(call check,$(PY) -m ruff format --check .)
 lint-types:
-	$(call check,$(PY) -m mypy $(addsuffix /src,core control agents pipelines loaders training) tools benchmarks demo)
+	$(call check,$(PY) -m mypy $(addsuffix /src,core control agents pipelines loaders training) tools benchmarks demo \
+		&& for newer in 3.12 3.13; do $(PY) -m mypy --python-version $$newer agents/src || exit 1; done)
 lint-floors:
 	$(call check,.venv/bin/lint-imports --no-cache)
 lint-yaml:
