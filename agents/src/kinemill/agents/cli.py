@@ -53,7 +53,7 @@ def facts(as_json: bool) -> None:
 @click.argument("names", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def check(names: tuple[str, ...], as_json: bool) -> None:
-    """Run all checks, or only NAMES, and show each result. Changes nothing.
+    """Run all checks, or only NAMES, and show each result. Nothing is refused or drained.
 
     \b
     Exit: 0 all well, 1 something failed or could not be measured, 2 no such check.
