@@ -114,7 +114,7 @@ def load_settings(
 
     Raises:
         UnknownKeyError: A key that `cls` does not declare; names the nearest.
-        ConfigError: Unreadable file, bad TOML, wrong type or forbidden value.
+        ConfigError: Unreadable file, bad TOML, wrong type or forbidden value; a password in the file or a flag.
     """
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{plane}: {cls!r} is not a settings class (a frozen dataclass)")
@@ -129,6 +129,11 @@ def load_settings(
             origins[name] = f"${env_name}"
     for name, value in (overrides or {}).items():
         if value is not None:
+            if isinstance(value, str) and hide_secrets(value) != value:
+                raise ConfigError(
+                    f"command line: '{name}' is a URL with a password in it, and anybody may read a command line. Put "
+                    "it into the environment, from a file of mode 0600"
+                )
             _put(data, name, value)
             origins[name] = "command line"
     try:

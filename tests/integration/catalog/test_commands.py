@@ -197,10 +197,11 @@ def backup_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_backup_is_verified_and_never_written_over(backup_folder: Path) -> None:
+def test_backup_is_verified_and_never_written_over(backup_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with postgres("wheel") as server, fresh_catalog(server) as catalog:
         assert catalog.status().up_to_date
-        words = ["catalog", "backup", str(backup_folder / "b"), "--catalog", server.tcp_url]  # by its password
+        monkeypatch.setenv("KINEMILL_CATALOG_URL", server.tcp_url)  # with its password
+        words = ["catalog", "backup", str(backup_folder / "b")]
         assert CliRunner().invoke(cli, words).exit_code == ExitCode.OK
         assert (backup_folder / "b" / "backup_manifest").exists()
         assert run(cli, "kinemill", words) == ExitCode.FINDING

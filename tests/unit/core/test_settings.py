@@ -87,6 +87,27 @@ def test_an_override_that_nobody_declared_is_refused() -> None:
         load_settings(Demo, plane="demo", environ={}, overrides={"wrokers": 1})
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    url: str = field(default="", metadata={"env": "DEMO_URL"})
+
+
+def test_a_password_comes_by_the_environment_and_neither_by_a_flag_nor_by_the_file(tmp_path: Path) -> None:
+    url = "postgresql://kim:geheim@db/x"
+    environ = {"KINEMILL_CONFIG_DIR": str(tmp_path)}
+    assert load_settings(Place, plane="demo", environ={**environ, "DEMO_URL": url}).value.url == url
+    with pytest.raises(ConfigError, match="anybody may read a command line") as caught:
+        load_settings(Place, plane="demo", environ=environ, overrides={"url": url})
+    assert "geheim" not in str(caught.value)
+    write(tmp_path / "demo.toml", f"url = '{url}'")
+    with pytest.raises(ConfigError, match="settings hold no secrets") as caught:
+        load_settings(Place, plane="demo", environ=environ)
+    assert "geheim" not in str(caught.value)
+    write(tmp_path / "demo.toml", "url = 'postgresql://kim@db/x'")
+    flag = {"url": "postgresql://ann@db/x"}
+    assert load_settings(Place, plane="demo", environ=environ, overrides=flag).value.url == flag["url"]
+
+
 def test_core_settings_refuse_a_level_that_logging_lacks_and_name_where_it_stands(tmp_path: Path) -> None:
     environ = {"KINEMILL_CONFIG_DIR": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"^\$KINEMILL_LOG_LEVEL: log_level 'loud'"):

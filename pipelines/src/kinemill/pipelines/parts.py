@@ -28,7 +28,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def options(*names: str) -> Callable[[F], F]:
     """The shared options of those names: `catalog`, `store`, `warehouse`, `work_dir`, `json`."""
     known: dict[str, Callable[[F], F]] = {
-        "catalog": click.option("--catalog", "catalog_url", help="Catalog URL; else $KINEMILL_CATALOG_URL."),
+        "catalog": click.option(
+            "--catalog", "catalog_url", help="Catalog URL without a password; else $KINEMILL_CATALOG_URL."
+        ),
         "store": click.option("--store", "store_url", help="Store URL of the corpus; else $KINEMILL_STORE_URL."),
         "warehouse": click.option("--warehouse", "warehouse_url", help="Warehouse URL; else $KINEMILL_WAREHOUSE_URL."),
         "work_dir": click.option(
