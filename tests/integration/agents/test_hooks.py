@@ -80,6 +80,20 @@ def test_a_broken_agent_never_drains_a_node_and_is_counted(tmp_path: Path, scrip
     assert line.split()[1] == "prolog"
 
 
+@pytest.mark.parametrize("hook", ["prolog", "epilog", "healthcheck"])
+def test_a_log_that_takes_no_word_holds_no_job_up(tmp_path: Path, hook: str) -> None:
+    """A node whose journal hangs is sick enough to lose its agent too."""
+    (tmp_path / "logger").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "logger").chmod(0o755)
+    shim = hook_path(hook).read_text()
+    assert "PATH=/usr/sbin" in shim
+    env = {"KINEMILL_AGENT_PYTHON": str(tmp_path / "none"), "KINEMILL_RUN_DIR": str(tmp_path / "shim")}
+    command = ["/bin/sh", "-c", shim.replace("PATH=/usr/sbin", f"PATH={tmp_path}:/usr/sbin")]
+    done = subprocess.run(command, env=env, capture_output=True, check=False, cwd="/", timeout=300)
+    assert done.returncode == 0
+    assert (tmp_path / "shim" / "agent_missing").exists()
+
+
 def test_a_misspelt_setting_is_let_through_and_counted_not_drained(tmp_path: Path) -> None:
     done = run_hook(tmp_path, patient_python(tmp_path), "[hardware]\ngpu = 8\n")
     assert done.returncode == 0

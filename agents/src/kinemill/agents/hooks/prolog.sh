@@ -19,5 +19,5 @@ case $code in
 esac
 mkdir -p -m 0755 "$run_dir" 2>/dev/null
 echo "$(date +%s) prolog $code" >>"$run_dir/agent_missing" 2>/dev/null
-logger -t kinemill -p daemon.crit "hook prolog: the agent is missing or broken (exit $code); the job was let through" 2>/dev/null
+timeout -k 1 2 logger -t kinemill -p daemon.crit "hook prolog: the agent is missing or broken (exit $code); the job was let through" 2>/dev/null
 exit 0
