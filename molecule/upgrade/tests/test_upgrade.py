@@ -334,6 +334,6 @@ def test_the_agents_go_and_slurm_and_its_jobs_stay() -> None:
     assert on("ctl", "test", "-f", "/var/lib/kinemill/munge.key") == ""
     assert changed(adhoc("uninstall", "adhoc_confirm=sandbox")) == []
     on("ctl", "scancel", job)
-    # (asked of the queue: for minutes after it read its settings anew under a job, 22.05 may show a free node as mixed)
+    # (asked of the queue: for minutes after settings changed under a job, sinfo of 22.05 may show a free node as mixed)
     wait("n1 free", lambda: on("ctl", "squeue", "--noheader", "--nodelist=n1") == "")
     on("ctl", "scancel", submit("n1"))
