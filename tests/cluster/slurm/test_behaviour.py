@@ -11,7 +11,7 @@ import pytest
 
 from kinemill.control.sandbox import faults
 from kinemill.control.sandbox.cluster import _fields as fields_of
-from kinemill.errors import ExternalError
+from kinemill.errors import DeadlineError, ExternalError
 from support.cluster import SUITES, wait_for
 
 if TYPE_CHECKING:
@@ -307,9 +307,18 @@ def test_with_return_to_service_1_a_node_that_rebooted_by_itself_stays_down(
     changed(cluster, "ReturnToService=2", "ReturnToService=1")
     # and a boot that is over before Slurm takes the node for lost
     changed(cluster, "SlurmdTimeout=15", "SlurmdTimeout=600")
-    faults.cut(cluster.box, "n1")
-    cluster.box.on("n1")
-    wait_for("down", lambda: "DOWN" in cluster.node("n1")["State"])
+    cluster.wait_idle()
+
+    def stays_down() -> bool:
+        # (a controller that read its settings and has not heard of the node since sees no reboot, hence the tries)
+        faults.cut(cluster.box, "n1")
+        cluster.box.on("n1")
+        try:
+            return wait_for("down", lambda: "DOWN" in cluster.node("n1")["State"], deadline_s=40)
+        except DeadlineError:
+            return False
+
+    wait_for("down after a boot", stays_down, deadline_s=400)
     assert cluster.node("n1")["Reason"].startswith("Node unexpectedly rebooted")
 
 
