@@ -164,33 +164,38 @@ def _length_column(length: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
 class _Take:
     """Hands out the numbers of a packed layout, never more than there are."""
 
-    __slots__ = ("_at", "_values")
+    __slots__ = ("_at", "_signed", "_values")
 
     def __init__(self, values: NDArray[np.uint64]) -> None:
         self._values = values
+        self._signed = _unzigzag(values)  # of all at once, which costs as much as of one group's
         self._at = 0
 
-    def many(self, n: int) -> NDArray[np.uint64]:
+    def _part(self, n: int) -> slice:
         if n > len(self._values) - self._at:
             raise CorruptError(f"packed layout: {n} numbers wanted, {len(self._values) - self._at} are left")
         self._at += n
-        return self._values[self._at - n : self._at]
+        return slice(self._at - n, self._at)
+
+    def many(self, n: int) -> NDArray[np.uint64]:
+        return self._values[self._part(n)]
+
+    def several(self, limits: tuple[int, ...]) -> list[int]:
+        values = self.counts(len(limits))
+        for value, limit in zip(values, limits, strict=True):
+            if value > limit:
+                raise CorruptError(f"packed layout: {value} where at most {limit} makes sense")
+        return values
 
     def one(self, limit: int) -> int:
-        if self._at == len(self._values):
-            raise CorruptError("packed layout: a number is wanted, none is left")
-        value = int(self._values[self._at])
-        self._at += 1
-        if value > limit:
-            raise CorruptError(f"packed layout: {value} where at most {limit} makes sense")
-        return value
+        return self.several((limit,))[0]
 
     def counts(self, n: int) -> list[int]:
         """Few numbers, as Python takes them faster."""
         return self.many(n).tolist()  # type: ignore[no-any-return]  # NumPy's stub says Any
 
     def signed(self, n: int) -> NDArray[np.int64]:
-        return _unzigzag(self.many(n))
+        return self._signed[self._part(n)]
 
     def end(self) -> None:
         if self._at != len(self._values):
@@ -389,6 +394,10 @@ def _inflate(data: bytes) -> bytes:
     return body
 
 
+_LEAST: Final = np.minimum.reduce
+"""As `min`, of which the array's own method is a slower way."""
+
+
 def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end: int, *, crc: bool) -> GroupLayout:
     """One group's tables; a loader does this for each episode that it opens, so the calls are counted."""
     n = take.one(_MAX_CHUNKS)
@@ -407,7 +416,7 @@ def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end:
             extra = sum(15 + 16 * count for count in pairs[::2] if count)
         else:
             extra = index_bytes(counts[:, :-1])
-    base, skew, gops, t0 = (take.one(limit) for limit in (_MAX_LENGTH, _MAX_TIME, _MAX_CHUNKS, _MAX_TIME))
+    base, skew, gops, t0 = take.several((_MAX_LENGTH, _MAX_TIME, _MAX_CHUNKS, _MAX_TIME))
     signed = take.signed(4 * n + max(gops - 1, 0))
     length = signed[1 : n + 1] + base if base else signed[1 : n + 1].cumsum()
     gap = signed[n + 1 : 2 * n] + extra
@@ -421,7 +430,7 @@ def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end:
     if n > 1:
         np.add(length[:-1], gap, out=offset[1:])
         offset.cumsum(out=offset)
-    lowest = min(int(length.min()) - 1, int(gap.min()) if n > 1 else 0, int(first_and_duration.min()))
+    lowest = min(int(_LEAST(length)) - 1, int(_LEAST(gap, initial=0)), int(_LEAST(first_and_duration, axis=None)))
     if lowest < 0 or offset[0] < 0 or int(offset[-1]) > _MAX_TIME // 2:
         raise CorruptError(f"packed layout: group {name} has chunks that overlap, or end before they start")
     gop_chunk = signed[4 * n :].cumsum() if gops else None
