@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 PYTHON ?= python3.11
 PY := .venv/bin/python
 # A wall around one whole run of pytest; each test has its own deadline long before.
-WALL_S ?= 7200
+WALL_S ?= 5000
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --quick
 export TORCH PYTHON
