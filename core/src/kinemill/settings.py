@@ -17,7 +17,8 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from types import NoneType
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from kinemill.errors import ConfigError, ContractError, UnknownKeyError
 from kinemill.records import decode, nearest
@@ -272,6 +273,9 @@ def _put(data: dict[str, Any], dotted: str, value: Any) -> None:
 
 def _from_text(text: str, kind: Any, name: str) -> Any:
     """An environment variable's text as the field's plain type; the decoder judges the rest."""
+    members = get_args(kind)
+    if len(members) == 2 and NoneType in members:  # a variable that is set is never None
+        kind = next(member for member in members if member is not NoneType)
     if kind is bool:
         if text.lower() in ("1", "true", "yes", "on"):
             return True

@@ -23,6 +23,13 @@ class Demo:
     table: Table = Table()
 
 
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    nodes: int | None = field(default=None, metadata={"env": "DEMO_NODES"})
+    gbps: float | None = field(default=None, metadata={"env": "DEMO_GBPS"})
+    label: str | None = field(default=None, metadata={"env": "DEMO_LABEL"})
+
+
 def write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
@@ -80,6 +87,13 @@ def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
 def test_a_bad_variable_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         load_settings(Demo, plane="demo", environ={name: value})
+
+
+def test_a_setting_that_may_be_left_out_is_read_from_its_variable_by_its_type(tmp_path: Path) -> None:
+    environ = {"KINEMILL_CONFIG_DIR": str(tmp_path), "DEMO_NODES": "5", "DEMO_GBPS": "3200", "DEMO_LABEL": "5"}
+    assert load_settings(Maybe, plane="demo", environ=environ).value == Maybe(5, 3200.0, "5")
+    with pytest.raises(ConfigError, match=r"\$DEMO_NODES: 'some' is not a number"):
+        load_settings(Maybe, plane="demo", environ={**environ, "DEMO_NODES": "some"})
 
 
 def test_an_override_that_nobody_declared_is_refused() -> None:
