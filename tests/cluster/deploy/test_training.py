@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,6 +68,7 @@ def test_the_job_is_installed_where_its_torch_runs_and_nowhere_else(box: Sandbox
     facts = {
         "training_torch": f"torch=={importlib.metadata.version('torch')}",
         "training_find_links": ["/srv/wheelhouses/site"],
+        "training_muon": {"node_threshold": 6, "fabric_gbps": 3200},
         "python_artifact_wheelhouses": str(wheels),
         "python_artifact_delivery": "shared",
         "python_artifact_shared_dir": "/srv/wheelhouses",
@@ -88,6 +91,24 @@ def test_the_job_is_installed_where_its_torch_runs_and_nowhere_else(box: Sandbox
     assert box.exec("new", ["test", "-e", "/opt/kinemill/training"], check=False).returncode == 1
     print(box.exec("old", ["du", "-sm", "/opt/kinemill/training"]).stdout, end="")
     print(subprocess.run(["du", "-sm", *wheels.iterdir()], capture_output=True, text=True, check=True).stdout, end="")
+    # and the optimizer's threshold is the inventory's, for that user too
+    told = box.exec("old", ["stat", "--format=%U:%G %a", "/etc/kinemill/muon.toml"])
+    assert told.stdout.strip() == "root:root 644"
+    assert box.exec("new", ["test", "-e", "/etc/kinemill/muon.toml"], check=False).returncode == 1
+    asked = ["/opt/kinemill/training/current/bin/kinemill", "train", "strategy", "--model=7b", "--json"]
+    answer = json.loads(box.exec("old", [*command[:4], *asked]).stdout)
+    assert (answer["site_threshold"], answer["site_threshold_origin"]) == (6, "/etc/kinemill/muon.toml")
+    # when the file is spoilt, then verify names the key, and the next run makes it whole
+    box.exec("old", ["sed", "--in-place", "s/node_threshold/node_treshold/", "/etc/kinemill/muon.toml"])
+    spoilt = roles.run(["training"], "--tags=training_verify")
+    assert spoilt.returncode == 2, spoilt.stdout
+    assert "did you mean node_threshold?" in re.sub(r"\s+", " ", spoilt.stdout.replace("'", ""))
+    assert roles.apply(["training"])["changed"] == 1
+    # when a figure cannot be, then it is refused before anything is written
+    wrong = roles.run(["training"], training_muon={"node_threshold": 6, "efficiency": 0})
+    assert wrong.returncode == 2, wrong.stdout
+    assert "each figure must be finite and above 0" in re.sub(r"\s+", " ", wrong.stdout)
+    assert json.loads(box.exec("old", [*command[:4], *asked]).stdout)["site_threshold"] == 6
     # when torch is broken, then verify fails
     box.exec("old", ["sh", "-c", "mv /opt/kinemill/training/current/lib/python3.11/site-packages/torch /opt/"])
     broken = roles.run(["training"], "--tags=training_verify")

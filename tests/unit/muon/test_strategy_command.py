@@ -44,10 +44,22 @@ def test_json_holds_the_same() -> None:
     assert found["rows"][0]["world_fabric_bytes_per_node"] == pytest.approx(2 * 10 * 64 * 128 * 3 / 4)
 
 
-def test_the_inventorys_figures_are_used(tmp_path: Path) -> None:
-    (tmp_path / "muon.toml").write_text("fabric_gbps = 100.0\nnode_threshold = 3\n")
+def test_the_inventorys_figures_are_used_and_where_they_stand_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "muon.toml"
+    path.write_text("fabric_gbps = 100.0\nnode_threshold = 3\n")
 
-    assert "the inventory says node_threshold = 3" in call("--model", "7b").output
+    assert f"{path} says node_threshold = 3" in call("--model", "7b").output
+    found = json.loads(call("--model", "7b", "--json").output)
+    assert (found["site_threshold"], found["site_threshold_origin"]) == (3, str(path))
+
+
+def test_a_threshold_of_the_environment_is_not_called_the_inventorys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "muon.toml").write_text("fabric_gbps = 100.0\nnode_threshold = 3\n")
+    monkeypatch.setenv("KINEMILL_MUON_NODE_THRESHOLD", "5")
+
+    assert "$KINEMILL_MUON_NODE_THRESHOLD says node_threshold = 5" in call("--model", "7b").output
 
 
 @pytest.mark.parametrize(

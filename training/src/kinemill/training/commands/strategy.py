@@ -72,7 +72,8 @@ def strategy(  # noqa: PLR0917 - click passes every option
         "link_gbytes_per_s": link_gbytes,
         "fabric_latency_us": latency_us,
     }
-    site = load_settings(MuonSettings, plane="muon", overrides=overrides).value
+    loaded = load_settings(MuonSettings, plane="muon", overrides=overrides)
+    site, origin = loaded.value, loaded.origins.get("node_threshold")
     rates = cost.Rates.from_site(site)
     if rates is None:
         raise UsageError("no fabric figure: give --fabric-gbps, or fabric_gbps in /etc/kinemill/muon.toml")
@@ -90,6 +91,7 @@ def strategy(  # noqa: PLR0917 - click passes every option
                     "node_imbalance": plan.imbalance,
                     "implied_threshold": threshold,
                     "site_threshold": site.node_threshold,
+                    "site_threshold_origin": origin,
                     "rows": [_row(r) for r in rows],
                 }
             )
@@ -102,7 +104,7 @@ def strategy(  # noqa: PLR0917 - click passes every option
     _table(rows)
     click.echo(f"implied node_threshold = {threshold}   (model, not a measurement; --measure on the cluster decides)")
     if site.node_threshold is not None:
-        click.echo(f"the inventory says node_threshold = {site.node_threshold}, and that is what auto follows")
+        click.echo(f"{origin} says node_threshold = {site.node_threshold}, and that is what auto follows")
     if sys.stderr.isatty():
         click.echo(picture(cost.scan(matrices, ranks, rates, steps=ns_steps, bucket_bytes=bucket)), err=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["MuonSettings"]
+__all__ = ["MuonSettings", "parse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +33,21 @@ class MuonSettings:
                 raise ValueError(f"{name} {value}: must be above 0")
         if not self.fabric_latency_us >= 0:
             raise ValueError(f"fabric_latency_us {self.fabric_latency_us}: must not be negative")
+
+
+def parse(text: str) -> MuonSettings:
+    """Settings from the text of a muon.toml.
+
+    Raises:
+        ConfigError: Not TOML, a key that nobody declared, a wrong type, or a figure that cannot be.
+    """
+    import tomllib
+
+    from kinemill.errors import ConfigError
+    from kinemill.records import decode
+
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"muon.toml: not valid TOML ({exc})") from exc
+    return decode(MuonSettings, data, where="muon.toml")
