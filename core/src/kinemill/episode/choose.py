@@ -53,8 +53,10 @@ def chunks_of(group: GroupLayout, position: int, window: Window) -> set[int]:
         return set((inside if filled is None else np.intersect1d(inside, filled)).tolist())
     t_first = group.t_first_ns if filled is None else group.t_first_ns[filled]
     t_last = group.t_last_ns if filled is None else group.t_last_ns[filled]
-    query = np.array(window.times_ns, np.int64)
-    picked = _ordered(group, t_first, query) if group.in_order else _unordered(t_first, t_last, query)
+    picked = _of_neighbours(group, t_first, window.times_ns)
+    if picked is None:
+        query = np.array(window.times_ns, np.int64)
+        picked = _ordered(group, t_first, query) if group.in_order else _unordered(t_first, t_last, query)
     if window.pick == "nearest":
         rate = group.topics[position].rate_hz
         period = int(1e9 / rate) if rate else None
@@ -64,6 +66,15 @@ def chunks_of(group: GroupLayout, position: int, window: Window) -> set[int]:
             if at < last and (period is None or t > int(t_last[at]) - period):
                 picked.add(at + 1)
     return picked if filled is None else set(filled[list(picked)].tolist())
+
+
+def _of_neighbours(group: GroupLayout, t_first: NDArray[np.int64], times: tuple[int, ...]) -> set[int] | None:
+    """As `_ordered`, where all times lie in one chunk or two: the commonest question, a frame or a short window."""
+    if group.skew_ns or not group.in_order:
+        return None
+    low = bisect_right(t_first, min(times)) - 1
+    high = low if len(times) == 1 else bisect_right(t_first, max(times), max(low, 0)) - 1
+    return {max(low, 0), max(high, 0)} if high - low <= 1 else None
 
 
 def _ordered(group: GroupLayout, t_first: NDArray[np.int64], query: NDArray[np.int64]) -> set[int]:
@@ -94,11 +105,20 @@ def _chunks_of_steps(group: GroupLayout, position: int, steps: tuple[int, int, i
         raise UsageError(
             f"group {group.name}: steps need a layout with message counts; ask by time, or repack the file"
         )
-    ends = np.cumsum(group.counts[position])
-    total = int(ends[-1])
+    ends = group.ends[position]
+    first, count, stride = steps
+    total = group.total(position)
     if total == 0:
         return set()
-    numbers = np.clip(steps[0] + steps[2] * np.arange(steps[1]), 0, total - 1)
+    last = first + (count - 1) * stride
+    if first >= 0 and last < total:
+        low = bisect_right(ends, first)
+        high = low if count == 1 else bisect_right(ends, last, low)
+        if stride == 1 and group.full:
+            return set(range(low, high + 1))
+        if high == low:
+            return {low}
+    numbers = np.clip(first + stride * np.arange(count), 0, total - 1)
     return set(np.searchsorted(ends, numbers, "right").tolist())
 
 
@@ -181,11 +201,17 @@ def _select_steps(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], set[int]]:
     first, count, stride = steps
     numbers = np.arange(first, first + stride * count, stride)
-    total = int(group.counts[position].sum()) if group.counts is not None else 0
-    pad = (numbers < 0) | (numbers >= total)
+    total = group.total(position) if group.counts is not None else 0
+    inside = first >= 0 and first + (count - 1) * stride < total
+    pad = np.zeros(count, np.bool_) if inside else (numbers < 0) | (numbers >= total)
     if total == 0:
         return _NONE, pad, set()
-    wanted = numbers.clip(0, total - 1) + 1  # sequence numbers start at 1
+    wanted = numbers + 1 if inside else numbers.clip(0, total - 1) + 1  # sequence numbers start at 1
+    begin = messages.numbered_from()
+    if begin is not None:
+        picked = wanted - begin
+        if begin <= wanted[0] and wanted[-1] < begin + len(messages.time):
+            return picked, pad, set()
     sequence = messages.sequence
     if group.counts is not None and np.count_nonzero(sequence[1:] <= sequence[:-1]) == 0:
         return sequence.searchsorted(wanted), pad, set()

@@ -91,6 +91,22 @@ class Messages:
         """Sequence numbers."""
         return self._joined([c.sequence[m] for c, m in zip(self._chunks, self._mine, strict=True)])
 
+    def numbered_from(self) -> int | None:
+        """Sequence number of the first message, where they count up by one to the last; else None."""
+        begin: int | None = None
+        following = 0
+        for chunk in self._chunks:
+            first = chunk.counts_from()
+            if first is None or self._channel not in chunk.lanes:
+                return None
+            number = first[chunk.lanes.index(self._channel)]
+            if begin is None:
+                begin = number
+            elif number != following:
+                return None
+            following = number + len(chunk.time) // len(chunk.lanes)
+        return begin
+
     @property
     def _place(self) -> NDArray[np.int64]:
         """Which of the chunks at hand each message lies in."""

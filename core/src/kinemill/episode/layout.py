@@ -25,7 +25,7 @@ import itertools
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -80,6 +80,19 @@ class GroupLayout:
     skew_ns: int = 0
     full: bool = False
     """Every topic has messages in every chunk."""
+    _ends: list[NDArray[np.int64]] = field(default_factory=list, init=False, repr=False)
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Messages up to the end of each chunk, int64 [topics, chunks]; of a group that was counted."""
+        if not self._ends:
+            counts = np.zeros((len(self.topics), len(self)), np.int64) if self.counts is None else self.counts
+            self._ends.append(counts.cumsum(axis=1))
+        return self._ends[0]
+
+    def total(self, position: int) -> int:
+        """Messages of a topic; of a group that was counted."""
+        return int(self.ends[position, -1]) if len(self) else 0
 
     def __len__(self) -> int:
         return len(self.offset)

@@ -84,7 +84,7 @@ class OpenChunk:
         rounds: The pattern, where the lengths repeat as well.
     """
 
-    __slots__ = ("_told", "data", "in_order", "lanes", "rounds", "time")
+    __slots__ = ("_first", "_told", "data", "in_order", "lanes", "rounds", "time")
 
     def __init__(
         self,
@@ -99,6 +99,7 @@ class OpenChunk:
         self.lanes = lanes
         self.rounds = told if isinstance(told, Rounds) else None
         self._told = told
+        self._first: Sequence[int] | None = () if self.rounds is None else self.rounds.sequence
 
     @property
     def records(self) -> NDArray[np.int64]:
@@ -150,11 +151,10 @@ class OpenChunk:
         """First sequence number of each lane, where each counts up by one; else None."""
         if not self.lanes:
             return None
-        if self.rounds is not None:
-            return self.rounds.sequence
-        table = self.sequence.reshape(-1, len(self.lanes))
-        first: list[int] = table[0].tolist()
-        return None if np.count_nonzero(table[1:] - table[:-1] != 1) else first
+        if self._first == ():  # not looked at yet
+            table = self.sequence.reshape(-1, len(self.lanes))
+            self._first = None if np.count_nonzero(table[1:] - table[:-1] != 1) else table[0].tolist()
+        return self._first
 
 
 def read_chunk_head(view: memoryview | bytes, *, where: str, limit: int = MAX_RAW) -> ChunkHead:

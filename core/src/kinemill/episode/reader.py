@@ -277,7 +277,7 @@ class EpisodeReader:
         expected: list[int] = counts[:, k].tolist()
         if len(chunk.time) != sum(expected):
             raise CorruptError(f"{where}: {len(chunk.time)} messages, the layout says {sum(expected)}")
-        before: list[int] = np.add.reduce(counts[:, :k], axis=1).tolist()
+        before = [end - n for end, n in zip(group.ends[:, k].tolist(), expected, strict=True)]
         if _sequences_fit(group, expected, before, chunk):
             return
         for topic, n, start in zip(group.topics, expected, before, strict=True):
