@@ -10,6 +10,7 @@ from kinemill.pipelines.catalog import Catalog
 from kinemill.pipelines.catalog.embedded import PostgresServer
 from kinemill.store.embedded import S3Server
 from support.catalog import fresh_catalog, postgres, servers
+from support.catalog_export import Place
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +53,13 @@ def s3() -> Iterator[S3Server]:
     """An object store."""
     with S3Server() as started:
         yield started
+
+
+@pytest.fixture
+def place(catalog: Catalog, s3: S3Server) -> Place:
+    return Place(catalog, s3)
+
+
+@pytest.fixture
+def only(one: Catalog, s3: S3Server) -> Place:
+    return Place(one, s3)
