@@ -18,11 +18,9 @@ __all__ = ["adapter", "adapters", "find_sources"]
 @functools.cache
 def adapters() -> dict[str, Adapter]:
     """Every adapter by name: each module of this package that has an `ADAPTER`."""
-    import kinemill.pipelines.adapters as package
-
     found: dict[str, Adapter] = {}
-    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
-        module = importlib.import_module(f"{package.__name__}.{info.name}")
+    for info in sorted(pkgutil.iter_modules([str(Path(__file__).parent)]), key=lambda m: m.name):
+        module = importlib.import_module(f"{__package__}.{info.name}")
         candidate: Adapter | None = getattr(module, "ADAPTER", None)
         if candidate is not None:
             found[candidate.name] = candidate

@@ -7,6 +7,7 @@ known beforehand: `Drop.broken` names the code that it must be quarantined with.
 
 from __future__ import annotations
 
-from kinemill.pipelines.drops.generate import BrokenEpisode, Drop, generate_drops
+from kinemill.pipelines.drops.drop import BrokenEpisode, Drop
+from kinemill.pipelines.drops.generate import generate_drops
 
 __all__ = ["BrokenEpisode", "Drop", "generate_drops"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kinemill.pipelines.drops.arm import Painter, simulate
-from kinemill.pipelines.drops.generate import BrokenEpisode, Drop, rng_for
+from kinemill.pipelines.drops.drop import BrokenEpisode, Drop, rng_for
 from kinemill.pipelines.drops.ros2 import jpeg
 
 __all__ = ["VENDOR", "write_drop", "write_episode"]

@@ -2,46 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+from kinemill.pipelines.drops import aloha, lerobot, ros2
+from kinemill.pipelines.drops.drop import Drop
 
-__all__ = ["BrokenEpisode", "Drop", "generate_drops"]
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenEpisode:
-    """One episode that was spoilt on purpose."""
-
-    key: str
-    """What the quarantine record's source ends with."""
-    code: str
-    """The code that it must be quarantined with."""
-    what: str
-    """What was done to it, for a person."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """One delivery of one vendor, on disk."""
-
-    vendor: str
-    """Name of the vendor YAML that describes it."""
-    path: Path
-    episodes: int
-    """Good ones."""
-    broken: tuple[BrokenEpisode, ...]
-    quirks: tuple[str, ...]
-    """What a reader has to set right, for a person."""
-
-
-def rng_for(seed: int, *what: object) -> np.random.Generator:
-    """A generator of its own for each part, so that adding an episode moves no other."""
-    digest = hashlib.sha256(repr((seed, *what)).encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest[:8], "big"))
+__all__ = ["generate_drops"]
 
 
 def generate_drops(
@@ -68,8 +35,6 @@ def generate_drops(
     Returns:
         One `Drop` per vendor, in a fixed order.
     """
-    from kinemill.pipelines.drops import aloha, lerobot, ros2
-
     makers: dict[str, Callable[..., Drop]] = {
         ros2.VENDOR: ros2.write_drop,
         aloha.VENDOR: aloha.write_drop,

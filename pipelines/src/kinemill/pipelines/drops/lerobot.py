@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinemill.pipelines.drops.arm import Painter, simulate
-from kinemill.pipelines.drops.generate import BrokenEpisode, Drop, rng_for
+from kinemill.pipelines.drops.drop import BrokenEpisode, Drop, rng_for
 
 __all__ = ["VENDOR", "write_drop"]
 

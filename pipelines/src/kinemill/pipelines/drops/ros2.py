@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinemill.pipelines.drops.arm import Motion, Painter, simulate
-from kinemill.pipelines.drops.generate import BrokenEpisode, Drop, rng_for
+from kinemill.pipelines.drops.drop import BrokenEpisode, Drop, rng_for
 
 __all__ = ["VENDOR", "jpeg", "write_bag", "write_drop"]
 

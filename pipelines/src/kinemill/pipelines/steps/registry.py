@@ -90,11 +90,9 @@ def steps() -> tuple[Step, ...]:
     Raises:
         ConfigError: Two of one name, a requirement that is none, or a circle.
     """
-    import kinemill.pipelines.steps as package
-
     found: dict[str, Step] = {}
-    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
-        module = importlib.import_module(f"{package.__name__}.{info.name}")
+    for info in sorted(pkgutil.iter_modules([str(Path(__file__).parent)]), key=lambda m: m.name):
+        module = importlib.import_module(f"{__package__}.{info.name}")
         candidate = getattr(module, "STEP", None)
         if isinstance(candidate, Step):
             if candidate.spec.name in found:
