@@ -25,7 +25,8 @@ from kinemill.pipelines.catalog import Catalog
 from kinemill.pipelines.catalog.embedded import PostgresServer
 from kinemill.pipelines.warehouse.export import Exporter
 from kinemill.pipelines.warehouse.read import ChangeReader, Span, export_sql
-from kinemill.pipelines.warehouse.target import IcebergTarget, Watermark, open_sql_catalog
+from kinemill.pipelines.warehouse.target import IcebergTarget, open_sql_catalog
+from kinemill.pipelines.warehouse.watermark import Watermark
 from kinemill.store.embedded import S3Server
 from kinemill.store.http import S3Http
 from kinemill.store.parallel import LANES

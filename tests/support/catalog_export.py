@@ -15,7 +15,8 @@ from kinemill.pipelines.catalog import Catalog
 from kinemill.pipelines.warehouse.export import Exporter
 from kinemill.pipelines.warehouse.read import ChangeReader
 from kinemill.pipelines.warehouse.reconcile import reconcile
-from kinemill.pipelines.warehouse.target import IcebergTarget, Watermark, open_sql_catalog
+from kinemill.pipelines.warehouse.target import IcebergTarget, open_sql_catalog
+from kinemill.pipelines.warehouse.watermark import Watermark
 from kinemill.store.embedded import S3Server
 from support.catalog import pair
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 
 from kinemill.pipelines.warehouse.read import ChangeReader
-from kinemill.pipelines.warehouse.target import Watermark
+from kinemill.pipelines.warehouse.watermark import Watermark
 
 __all__ = ["RaceResult", "run_race", "writer"]
 

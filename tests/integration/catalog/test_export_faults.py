@@ -21,7 +21,7 @@ from kinemill.pipelines.catalog import Catalog
 from kinemill.pipelines.warehouse.export import export_lag
 from kinemill.pipelines.warehouse.orphans import OrphanReport, drop_orphans
 from kinemill.pipelines.warehouse.read import ChangeReader
-from kinemill.pipelines.warehouse.target import Watermark
+from kinemill.pipelines.warehouse.watermark import Watermark
 from kinemill.store.embedded import S3Server
 from support.catalog import fresh_catalog, postgres
 from support.catalog_export import Place, ingest
@@ -121,6 +121,7 @@ import json, os, signal, sys
 from kinemill.pipelines.catalog import Catalog
 from kinemill.pipelines.warehouse.export import Exporter
 from kinemill.pipelines.warehouse.target import open_target
+from kinemill.pipelines.warehouse.watermark import Watermark
 url, warehouse, die_at, nth = sys.argv[1:]
 seen = 0
 def on_step(step):

@@ -19,7 +19,7 @@ from kinemill.pipelines.catalog.records import plain_json, plain_text, uuid7
 from kinemill.pipelines.catalog.register import pack_receipt, unpack_receipt
 from kinemill.pipelines.warehouse.read import Span, export_sql
 from kinemill.pipelines.warehouse.schema import EPISODES, arrow_schema, iceberg_schema
-from kinemill.pipelines.warehouse.target import Watermark
+from kinemill.pipelines.warehouse.watermark import Watermark
 from support.catalog import receipt_of
 
 

@@ -16,7 +16,8 @@ import sqlalchemy as sa
 from kinemill.errors import ConflictError, UnavailableError
 from kinemill.pipelines.catalog.database import translated
 from kinemill.pipelines.warehouse.read import ChangeReader, Span
-from kinemill.pipelines.warehouse.target import ExportTarget, Watermark
+from kinemill.pipelines.warehouse.target import ExportTarget
+from kinemill.pipelines.warehouse.watermark import Watermark
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kinemill.errors import ExternalError, UnavailableError
 from kinemill.pipelines.warehouse.schema import arrow_schema
+from kinemill.pipelines.warehouse.watermark import Watermark
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from kinemill.pipelines.warehouse.target import Watermark
 
 __all__ = ["ChangeReader", "Span", "export_sql"]
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from kinemill.pipelines.warehouse.read import ChangeReader
 from kinemill.pipelines.warehouse.schema import arrow_schema
-from kinemill.pipelines.warehouse.target import IcebergTarget, Watermark
+from kinemill.pipelines.warehouse.target import IcebergTarget
+from kinemill.pipelines.warehouse.watermark import Watermark
 
 if TYPE_CHECKING:
     from kinemill.pipelines.catalog.api import Catalog
