@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,18 +15,73 @@ from torch.distributed.tensor import DTensor
 
 from kinemill.errors import CorruptError, KinemillError, StateError
 from kinemill.training.muon import drift
-from kinemill.training.muon.decide import changed
+from kinemill.training.muon.decide import Decision, changed
+from kinemill.training.muon.groups import Groups
 from kinemill.training.muon.layout import flat_start, is_sharded, local
+from kinemill.training.muon.plan import Matrix
+from kinemill.training.muon.share import Share
 
-if TYPE_CHECKING:
-    from kinemill.training.muon.optimizer import Muon
-
-__all__ = ["ShardedState", "complete", "from_torch", "load", "tensors"]
+__all__ = ["Keeper", "ShardedState", "complete", "from_torch", "load", "tensors"]
 
 log = logging.getLogger(__name__)
 
 _VERSION = 1
 _LABELS = ("params", "param_names")
+
+
+class Keeper(Protocol):
+    """What an optimizer shows of itself to have its state saved and loaded; `Muon` is the one that does."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """As torch keeps them."""
+        ...
+
+    @property
+    def names(self) -> dict[Tensor, str]:
+        """Parameter -> name, in the order of the groups."""
+        ...
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """What Muon steps."""
+        ...
+
+    @property
+    def share(self) -> Share:
+        """What this rank keeps of the state."""
+        ...
+
+    @property
+    def groups(self) -> Groups:
+        """Of processes, for the collectives."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Of the parameters."""
+        ...
+
+    @property
+    def decision(self) -> Decision:
+        """How it is sharded, and why."""
+        ...
+
+    def tracked(self) -> set[str]:
+        """Names of parameters that have state."""
+        ...
+
+    def state_digest(self) -> int:
+        """Digest of the whole state. Collective."""
+        ...
+
+    def remember(self, earlier: dict[str, Any], note: str | None) -> None:
+        """Keep the decision that a checkpoint was written under."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, hooks included. Collective."""
+        ...
 
 
 class ShardedState:
@@ -36,7 +91,7 @@ class ShardedState:
     ``dcp.load`` of the same dict on another topology reads what each rank keeps there. Both are collective.
     """
 
-    def __init__(self, optimizer: Muon) -> None:
+    def __init__(self, optimizer: Keeper) -> None:
         """Args: the optimizer, which stays the owner of all tensors."""
         self._optimizer = optimizer
 
@@ -52,7 +107,7 @@ class ShardedState:
         self._optimizer.load_state_dict(state_dict)
 
 
-def tensors(optimizer: Muon) -> Iterator[tuple[str, str, Tensor]]:
+def tensors(optimizer: Keeper) -> Iterator[tuple[str, str, Tensor]]:
     """(parameter name, state key, tensor) of everything this rank keeps; made of zeros where no step was taken yet."""
     for m in optimizer.matrices:
         if _tracked(optimizer, m.name) and optimizer.share.keeps(m.index):
@@ -63,7 +118,7 @@ def tensors(optimizer: Muon) -> Iterator[tuple[str, str, Tensor]]:
                 yield name, key, tensor
 
 
-def complete(optimizer: Muon) -> dict[str, Any]:
+def complete(optimizer: Keeper) -> dict[str, Any]:
     """All state on every rank; buffers of other ranks in host memory."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, key, tensor in tensors(optimizer):
@@ -77,14 +132,14 @@ def complete(optimizer: Muon) -> dict[str, Any]:
             p = local(optimizer.share.params[m.index])
             buffer = found[m.name]["momentum_buffer"] if mine else torch.empty_like(p)
             dist.broadcast(
-                local(buffer), src=optimizer.share.exchange.rank_at(optimizer.plan.owner[m.index]), group=group
+                local(buffer), src=optimizer.share.exchange.rank_at(optimizer.share.plan.owner[m.index]), group=group
             )
             if not mine:
                 found[m.name] = {"momentum_buffer": buffer.cpu()}
     return _wrap(optimizer, {n: found[n] for n in optimizer.names.values() if n in found})
 
 
-def _wrap(optimizer: Muon, found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
+def _wrap(optimizer: Keeper, found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
     names = iter(optimizer.names.values())
     groups = []
     for group in optimizer.param_groups:
@@ -102,12 +157,12 @@ def _wrap(optimizer: Muon, found: dict[str, dict[str, Tensor]]) -> dict[str, Any
     }
 
 
-def _tracked(optimizer: Muon, name: str) -> bool:
+def _tracked(optimizer: Keeper, name: str) -> bool:
     """Whether a parameter has state: it could be trained when the optimizer was made, or can be now."""
     return name in optimizer.tracked()
 
 
-def _layout(optimizer: Muon) -> str:
+def _layout(optimizer: Keeper) -> str:
     """Names and dtypes of all state: digests of two states can be compared only where these are equal."""
     rows = sorted((name, str(p.dtype)) for p, name in optimizer.names.items() if _tracked(optimizer, name))
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
@@ -129,7 +184,7 @@ def from_torch(*state_dicts: dict[str, Any]) -> dict[str, Any]:
     return joined
 
 
-def load(optimizer: Muon, state_dict: dict[str, Any]) -> None:
+def load(optimizer: Keeper, state_dict: dict[str, Any]) -> None:
     """See `Muon.load_state_dict`."""
     problem: KinemillError | None = None
     extra: dict[str, Any] = {}
@@ -141,7 +196,7 @@ def load(optimizer: Muon, state_dict: dict[str, Any]) -> None:
     _verify(optimizer, extra)
 
 
-def _agree(optimizer: Muon, problem: KinemillError | None, what: str) -> None:
+def _agree(optimizer: Keeper, problem: KinemillError | None, what: str) -> None:
     """Raise on every rank if one has a problem: nobody may walk into the next collective alone."""
     group = optimizer.groups.world
     if group is not None:
@@ -153,7 +208,7 @@ def _agree(optimizer: Muon, problem: KinemillError | None, what: str) -> None:
         raise problem
 
 
-def _take(optimizer: Muon, state_dict: dict[str, Any]) -> dict[str, Any]:
+def _take(optimizer: Keeper, state_dict: dict[str, Any]) -> dict[str, Any]:
     if not {"state", "param_groups"} <= set(state_dict):
         raise StateError(f"muon: a state dict has 'state' and 'param_groups', this has {sorted(state_dict)}")
     saved, groups = state_dict["state"], state_dict["param_groups"]
@@ -194,7 +249,7 @@ def _take(optimizer: Muon, state_dict: dict[str, Any]) -> dict[str, Any]:
     return dict(extra) if extra else {}
 
 
-def _fill(optimizer: Muon, mine: Tensor, saved: Tensor, what: str) -> None:
+def _fill(optimizer: Keeper, mine: Tensor, saved: Tensor, what: str) -> None:
     """Copy a saved tensor into ours, whole or by rows, cast to our dtype."""
     saved = torch.as_tensor(saved)
     if saved is mine:
@@ -214,7 +269,7 @@ def _fill(optimizer: Muon, mine: Tensor, saved: Tensor, what: str) -> None:
     target.copy_(piece)
 
 
-def _verify(optimizer: Muon, extra: dict[str, Any]) -> None:
+def _verify(optimizer: Keeper, extra: dict[str, Any]) -> None:
     """Replicas equal; the whole equal to what was saved; the decision not changed in silence."""
     kept = {f"{name}.{key}": t for name, key, t in tensors(optimizer)}
     spread = {n: t for n, t in kept.items() if n.endswith(".momentum_buffer") and optimizer.share.owners is not None}
