@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word closest to `word`, or None where nothing is near enough to suggest."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    """The known word that `word` is a slip of, or None: `cache_dir` (0.67 alike) is no answer to `state_dir`."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
     return found[0] if found else None
 
 
@@ -158,6 +158,8 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     for key in data:
         if key not in fields:
+            if remedy := getattr(cls, "REMOVED", {}).get(key):
+                raise UnknownKeyError(f"{where}: '{key}' was removed: {remedy}")
             close = nearest(str(key), fields)
             hint = f"; did you mean '{close}'?" if close else f"; known keys: {', '.join(sorted(fields))}"
             raise UnknownKeyError(f"{where}: unknown key '{key}'{hint}")

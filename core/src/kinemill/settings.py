@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Any, Generic, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_type_hints
 
 from kinemill.errors import ConfigError, ContractError, UnknownKeyError
 from kinemill.records import decode, nearest
@@ -63,6 +63,11 @@ def _default_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
 class CoreSettings:
     """Settings that every plane shares."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "state_dir": "it did nothing; take it out (the node agents' own stands in agents.toml)",
+        "run_dir": "it did nothing; take it out (the node agents' own stands in agents.toml)",
+    }
+    """Keys that were once settings, and what to do about one that still stands in a file."""
     cache_dir: Path = field(default_factory=_default_cache_dir, metadata={"env": "KINEMILL_CACHE_DIR"})
     """Local cache: manifests, scratch of ingestion, images."""
     log_format: str = field(default="auto", metadata={"env": "KINEMILL_LOG_FORMAT"})
@@ -114,7 +119,8 @@ def load_settings(
         environ: Instead of `os.environ`.
 
     Raises:
-        UnknownKeyError: A key that `cls` does not declare; names the nearest.
+        UnknownKeyError: A key that `cls` does not declare; names a close one, or what to do where `cls.REMOVED` knows
+            the key.
         ConfigError: Unreadable file, bad TOML, wrong type or forbidden value; a password in the file or a flag.
     """
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):

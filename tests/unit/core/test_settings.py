@@ -122,6 +122,23 @@ def test_a_password_comes_by_the_environment_and_neither_by_a_flag_nor_by_the_fi
     assert load_settings(Place, plane="demo", environ=environ, overrides=flag).value.url == flag["url"]
 
 
+@pytest.mark.parametrize("name", ["state_dir", "run_dir"])
+def test_a_key_that_was_removed_is_named_as_that_with_what_to_do(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path / "core.toml", f"{name} = '/srv/kinemill'")
+    with pytest.raises(UnknownKeyError) as caught:
+        load_settings(CoreSettings, plane="core", environ={"KINEMILL_CONFIG_DIR": str(tmp_path)})
+    assert str(caught.value).startswith(f"{file}: '{name}' was removed: it did nothing; take it out")
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["share_dir", "data_dir", "log_file", "level"])
+def test_a_key_that_only_resembles_another_gets_the_list_and_no_guess(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "core.toml", f"{name} = 'x'")
+    with pytest.raises(UnknownKeyError, match="known keys: cache_dir, log_format, log_level") as caught:
+        load_settings(CoreSettings, plane="core", environ={"KINEMILL_CONFIG_DIR": str(tmp_path)})
+    assert "did you mean" not in str(caught.value)
+
+
 def test_core_settings_refuse_a_level_that_logging_lacks_and_name_where_it_stands(tmp_path: Path) -> None:
     environ = {"KINEMILL_CONFIG_DIR": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"^\$KINEMILL_LOG_LEVEL: log_level 'loud'"):
