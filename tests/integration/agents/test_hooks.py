@@ -124,6 +124,71 @@ def test_a_state_folder_that_cannot_be_written_does_not_change_the_decision(tmp_
     assert "could not be written" in done.stderr
 
 
+WORDS = "host.cpus FAIL cpus_missing"
+
+
+@pytest.mark.parametrize("core", ["", 'log_format = "json"\n', 'log_format = "json"\nlog_level = "error"\n'])
+def test_what_a_hook_says_is_one_json_line_an_event(tmp_path: Path, core: str) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "core.toml").write_text(core)
+    (tmp_path / "state").write_text("a file where the folder should be")
+    done = run_hook(tmp_path, patient_python(tmp_path), NO_DISKS + "cpus = 100000\n")
+    assert done.returncode == 1
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    told = [line for line in lines if line.get("check") == "host.cpus"]
+    assert [(line["level"], line["logger"], line["status"]) for line in told] == [
+        ("error", "kinemill.agents.hook", "FAIL")
+    ]
+    assert told[0]["message"].startswith(WORDS)
+    unwritten = [line["level"] for line in lines if "could not be written" in line["message"]]
+    assert bool(unwritten) is ("error" not in core)
+    assert set(unwritten) <= {"warning"}
+
+
+def test_a_hook_says_it_as_text_where_core_asks_for_that(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "core.toml").write_text('log_format = "text"\n')
+    done = run_hook(tmp_path, patient_python(tmp_path), NO_DISKS + "cpus = 100000\n")
+    assert done.returncode == 1
+    assert f" error   {WORDS}" in done.stderr
+    assert "{" not in done.stderr
+
+
+@pytest.mark.parametrize(("toml", "code"), [("cpus = 100000\n", 1), ("", 0)])
+def test_a_broken_core_toml_decides_over_no_job(tmp_path: Path, toml: str, code: int) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "core.toml").write_text("log_fromat = 'json'\n")
+    done = run_hook(tmp_path, patient_python(tmp_path), NO_DISKS + toml)
+    assert done.returncode == code
+    assert not (tmp_path / "shim" / "agent_missing").exists()
+    messages = [json.loads(line)["message"] for line in done.stderr.splitlines()]
+    if code:
+        assert "did you mean 'log_format'" in messages[0]
+        assert any(message.startswith(WORDS) for message in messages)
+    else:
+        assert messages == []
+
+
+def test_a_command_of_the_node_logs_in_the_same_format(tmp_path: Path) -> None:
+    (tmp_path / "kmsg").touch()
+    (tmp_path / "state").write_text("a file where the folder should be")
+    (tmp_path / "agents.toml").write_text(
+        f'state_dir = "{tmp_path}/state"\nrun_dir = "{tmp_path}/run"\nkernel_log = "{tmp_path}/kmsg"\n'
+    )
+    (tmp_path / "core.toml").write_text('log_format = "json"\n')
+    done = subprocess.run(
+        [Path(sys.executable).parent / "kinemill-node", "check", "host.cpus", "--json"],
+        env={**os.environ, "KINEMILL_CONFIG_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert json.loads(done.stdout)["results"][0]["check"] == "host.cpus"
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert any("could not be written" in line["message"] and line["level"] == "warning" for line in lines)
+
+
 def test_python_is_isolated_from_the_jobs_folder(tmp_path: Path) -> None:
     evil = tmp_path / "kinemill"
     evil.mkdir()

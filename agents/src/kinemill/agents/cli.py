@@ -28,11 +28,16 @@ def _settings() -> AgentsSettings:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kinemill-agents", prog_name="kinemill-node")
-def node() -> None:
+@click.pass_context
+def node(ctx: click.Context) -> None:
     """This node's health: what its hooks and timers run, and what a person looks at.
 
     Example: kinemill-node check
     """
+    if ctx.invoked_subcommand != "hook":  # which logs only where it has something to say
+        from kinemill.agents.lines import set_up
+
+        set_up()
 
 
 @node.command()

@@ -15,7 +15,7 @@ CONTEXTS = ("prolog", "epilog", "periodic", "boot", "injob")
 
 
 def run_hook(name: str) -> int:
-    """Check, write the verdict, say on stderr what a person should see.
+    """Check, write the verdict, log on stderr what a person should see.
 
     Args:
         name: One of `CONTEXTS`.
@@ -23,9 +23,10 @@ def run_hook(name: str) -> int:
     Returns:
         0 lets the job through, `REFUSE` refuses it. Any other code means that the agent is broken.
     """
+    from kinemill.agents.lines import logger
     from kinemill.agents.node import describe, run_node
     from kinemill.agents.settings import AgentsSettings
-    from kinemill.contracts.checks import CheckContext
+    from kinemill.contracts.checks import CheckContext, CheckStatus
     from kinemill.errors import KinemillError
     from kinemill.settings import load_settings
 
@@ -38,7 +39,9 @@ def run_hook(name: str) -> int:
         return exc.exit_code if exc.exit_code != REFUSE else 1
     for result in outcome.verdict.report:
         watched = " (observe-only)" if result.check in outcome.observed else ""
-        sys.stderr.write(f"kinemill-node: {describe(result)}{watched}\n")
+        log = logger("kinemill.agents.hook")  # run as a program, this module is called __main__
+        say = log.error if result.status is CheckStatus.FAIL else log.warning
+        say("%s%s", describe(result), watched, extra={"check": result.check, "status": result.status.value})
     return REFUSE if outcome.verdict.refuse else 0
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kinemill.agents.checks import CheckModule
 from kinemill.agents.context import Context, Job, context_for
 from kinemill.agents.facts import Facts
+from kinemill.agents.lines import logger
 from kinemill.agents.metrics import count, write_metrics
 from kinemill.agents.policy import Verdict, decide
 from kinemill.agents.runner import Report, run_checks
@@ -122,9 +123,7 @@ def _kept(what: str) -> Iterator[None]:
     try:
         yield
     except EnvironmentFault as exc:
-        import logging  # 15 ms that a healthy prolog does not owe
-
-        logging.getLogger(__name__).warning("%s could not be written: %s", what, exc)
+        logger(__name__).warning("%s could not be written: %s", what, exc)
 
 
 def _remember(

@@ -68,13 +68,15 @@ def _who(uid: int) -> str:
 def main() -> int:
     """What the socket's service runs: empty the queue, then a full round of checks."""
     from kinemill.agents.hook import run_hook
+    from kinemill.agents.lines import logger
 
     if os.environ.get("LISTEN_FDS") != "1":
         sys.stderr.write("kinemill-node: started by no socket; use: kinemill-node ask\n")
         return 2
+    log = logger("kinemill.agents.requests")
     with socket.socket(fileno=os.dup(_FIRST_FD)) as listener:
         for uid, times in sorted(take_requests(listener).items()):
-            sys.stderr.write(f"kinemill-node: {_who(uid)} asked {times}x for this check\n")
+            log.info("%s asked %dx for this check", _who(uid), times, extra={"uid": uid})
     return run_hook("periodic")
 
 

@@ -11,7 +11,7 @@ from kinemill.agents.node import Outcome
 from kinemill.contracts.checks import CheckResult, CheckStatus
 from kinemill.records import encode
 
-__all__ = ["show_explanation", "show_findings", "show_outcome"]
+__all__ = ["show_explanation", "show_outcome"]
 
 _COLOUR = {
     CheckStatus.OK: "green",
@@ -47,15 +47,6 @@ def show_outcome(outcome: Outcome, *, as_json: bool) -> None:
         click.echo(_row(result, outcome.observed))
     bad = sum(r.status in (CheckStatus.FAIL, CheckStatus.UNKNOWN) for r in results)
     click.echo(f"{len(results)} checks in {outcome.report.seconds:.2f} s: {bad or 'none'} failed or unknown")
-
-
-def show_findings(outcome: Outcome, *, as_json: bool) -> None:
-    """Only what a person should see; a healthy hook is silent."""
-    if as_json:
-        show_outcome(outcome, as_json=True)
-        return
-    for result in outcome.verdict.report:
-        click.echo(_row(result, outcome.observed), err=True)
 
 
 def show_explanation(outcome: Outcome, name: str, *, as_json: bool) -> None:
