@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kinemill.episode.h264 import check_packet
 from kinemill.episode.topics import NS, Profile, TopicSpec
 from kinemill.errors import KinemillError, UnsupportedError, UsageError
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["CameraEncoder", "EncodedFrame", "encoder_options", "to_video_frame"]
 
 _QUEUE = 4
+_MOST_LATE = 8
+"""Late frames that wait for their camera's next GOP, raw; more are encoded where they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,10 @@ class CameraEncoder:
         self._newest = -1
         self._encoded_to = -1
         self._gop = -1
+        self._most_held = 8 + int(2 * (spec.rate_hz or ticks.rate_hz) * profile.frame_reorder_ns / NS)
         self._stash: list[tuple[int, Any]] = []
+        self._anew = False
+        """The next frame cannot be predicted from the one before, which lies in another GOP."""
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._given: dict[int, int] = {}
@@ -188,23 +194,31 @@ class CameraEncoder:
         self._release(self._newest - self._profile.frame_reorder_ns)
 
     def _release(self, until_ns: int | None) -> None:
-        while self._held and (until_ns is None or self._held[0][0] <= until_ns):
+        # a clock that stands still would hold frames for ever, so their number is bounded too
+        while self._held and (until_ns is None or self._held[0][0] <= until_ns or len(self._held) > self._most_held):
             t_ns, _, frame = heapq.heappop(self._held)
             gop = self._ticks.gop_of(t_ns)
             if t_ns < self._encoded_to or gop <= self.closed_gop:
                 # too late for its own GOP: it waits for the next one, as an IDR of its own
                 self.late += 1
                 self._stash.append((t_ns, frame))
+                if len(self._stash) >= _MOST_LATE:  # as where a camera lags behind the others all the time
+                    self._put_late(max(self._gop, self.closed_gop) + 1)
+                    self._anew = True
                 continue
             if gop > self._gop:
-                for late_t, late_frame in sorted(self._stash, key=lambda item: item[0]):
-                    self._put(late_t, gop, True, late_frame)
-                self._stash.clear()
+                self._put_late(gop)
                 self._put(t_ns, gop, True, frame)
                 self._gop = gop
             else:
-                self._put(t_ns, gop, False, frame)
+                self._put(t_ns, gop, self._anew, frame)
+            self._anew = False
             self._encoded_to = t_ns
+
+    def _put_late(self, gop: int) -> None:
+        for t_ns, frame in sorted(self._stash, key=lambda item: item[0]):
+            self._put(t_ns, gop, True, frame)
+        self._stash.clear()
 
     def _put(self, t_ns: int, gop: int, idr: bool, frame: Any) -> None:
         if self._thread is None:
@@ -229,6 +243,12 @@ class CameraEncoder:
         self._given.pop(gop, None)
         self.closed_gop = max(self.closed_gop, gop)
 
+    def took(self, gop: int) -> None:
+        """One frame of a GOP is written, by a caller that does not wait for whole ones."""
+        left = self._given.pop(gop, 1) - 1
+        if left > 0:
+            self._given[gop] = left
+
     def take(self) -> list[EncodedFrame]:
         """What was encoded since the last call."""
         self._raise()
@@ -241,11 +261,8 @@ class CameraEncoder:
         """Give up waiting for earlier frames: submit what is held, up to a time or all."""
         self._release(until_ns)
         if until_ns is None and self._stash:
-            gop = self._gop + 1
-            for t_ns, frame in sorted(self._stash, key=lambda item: item[0]):
-                self._put(t_ns, gop, True, frame)
-            self._stash.clear()
-            self._gop = gop
+            self._put_late(max(self._gop, self.closed_gop) + 1)
+            self._anew = True
 
     def finish(self) -> list[EncodedFrame]:
         """Encode all that is left; the encoder cannot be used after that."""
@@ -339,6 +356,9 @@ class CameraEncoder:
     def _collect(self, packets: list[Any], sent: deque[tuple[int, int, bool]]) -> None:
         for packet in packets:
             t_ns, gop, idr = sent.popleft()
-            if bool(packet.is_keyframe) is not idr:
-                raise UnsupportedError(f"topic {self._spec.topic}: the encoder placed its own key frames")
-            self._done.append(EncodedFrame(t_ns, gop, idr, bytes(packet)))
+            data = bytes(packet)
+            where = f"topic {self._spec.topic} at {t_ns} ns, encoded here"
+            # the topic's own options may ask for anything, fields and B-frames too
+            if check_packet(data, where=where).idr is not idr:
+                raise UnsupportedError(f"{where}: the encoder placed its own key frames; check the topic's `encoder`")
+            self._done.append(EncodedFrame(t_ns, gop, idr, data))

@@ -10,7 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kinemill.episode import proto, wire
 from kinemill.episode.chunks import BuiltChunk, build_chunk
@@ -73,7 +73,7 @@ class _VideoChunks:
 
     def cut(self) -> BuiltChunk:
         gops = tuple((min(p[0] for p in gop.packets), len(gop.packets)) for gop in self._waiting)
-        packets = [p for gop in self._waiting for p in sorted(gop.packets, key=_time_and_camera)]
+        packets = [p for gop in self._waiting for p in _in_order(gop.packets)]
         self._waiting.clear()
         self._size = 0
         return self.build(packets, gops)
@@ -100,8 +100,27 @@ class _VideoChunks:
         )
 
 
-def _time_and_camera(packet: tuple[int, int, bytes, bool]) -> tuple[int, int]:
-    return packet[0], packet[1]
+def _in_order(packets: Sequence[tuple[int, int, bytes, bool]]) -> list[tuple[int, int, bytes, bool]]:
+    """Packets by time, then by camera, but never one before an earlier one of its own camera: that is decode order."""
+    newest: dict[int, int] = {}
+    keyed = []
+    for packet in packets:
+        t_ns, camera = packet[0], packet[1]
+        t_ns = newest[camera] = max(t_ns, newest.get(camera, -1))
+        keyed.append((t_ns, camera, packet))
+    return [packet for _, _, packet in sorted(keyed, key=lambda item: item[:2])]
+
+
+class _Packet(NamedTuple):
+    """A packet in the reorder window."""
+
+    place_ns: int
+    """Its time; of a late one that of the packet that it is stored beside, as decode order wants."""
+    camera: int
+    arrival: int
+    t_ns: int
+    data: bytes
+    idr: bool
 
 
 class VideoGroup:
@@ -129,7 +148,7 @@ class VideoGroup:
         self._got: dict[int, Counter[int]] = {}
         self._passed = False
         # pass-through
-        self._heap: list[tuple[int, int, int, bytes, bool]] = []
+        self._heap: list[_Packet] = []
         self._arrival = itertools.count()
         self._open: list[_Gop] = []
         self._at: list[int] = [-1] * len(specs)  # serial number of each camera's current GOP
@@ -138,7 +157,12 @@ class VideoGroup:
         self._last_idr: list[int] = [-1] * len(specs)
         self._join_ns = _JOIN_NS[0]
         self._heap_bytes = 0
-        self._live: list[tuple[int, int, bytes, bool]] = []
+        self._late: list[list[tuple[int, bytes]]] = [[] for _ in specs]
+        """Of each camera: late IDRs that wait for its next one."""
+        self._joining: list[list[tuple[int, bytes]]] = [[] for _ in specs]
+        """The same, once they have left the window, until that next one leaves it."""
+        self._live: list[_Packet] = []
+        self._live_bytes = 0
 
     # -- frames that are encoded here
 
@@ -174,6 +198,12 @@ class VideoGroup:
                 self._got[frame.gop] = Counter()
             gop.add(frame.t_ns, camera, frame.data, frame.idr)
             self._got[frame.gop][camera] += 1
+            if gop.size > self._profile.max_chunk_bytes:
+                raise LimitError(
+                    f"group {self.name}: a GOP of more than {self._profile.max_chunk_bytes >> 20} MiB from "
+                    f"{gop.start_ns} ns; shorten the GOP, or give large cameras a group of their own; "
+                    "or do the time stamps stand still?"
+                )
 
     def _encoded(self, *, final: bool) -> Iterator[_Gop]:
         ticks = self._ticks
@@ -201,45 +231,71 @@ class VideoGroup:
     def packet(self, camera: int, t_ns: int, data: bytes, *, idr: bool) -> None:
         """Queue a checked access unit.
 
+        A late IDR that the camera's next packet does not depend on, as our writer stores a late frame, goes into the
+        GOP of that next packet.
+
         Raises:
             UnsupportedError: The camera's first packet is no IDR, or its packets go back in time.
         """
         if self._ticks is not None:
             raise UsageError(f"group {self.name}: .packet after .frame; give passed-through cameras their own `group`")
         topic = self.specs[camera].topic
-        if t_ns < self._last[camera]:
+        last, late = self._last[camera], self._late[camera]
+        if (t_ns < last or late) and not idr:
             raise UnsupportedError(
-                f"topic {topic}: a packet of {t_ns} ns after one of {self._last[camera]} ns; packets come in decode "
-                "order, and without B-frames that is the order of time"
+                f"topic {topic}: a packet of {t_ns} ns after one of {late[-1][0] if late else last} ns, behind one of "
+                f"{last} ns; packets come in decode order, and without B-frames that is the order of time: write "
+                "frames, so that they are encoded here, or order the source"
             )
-        if not self._passed or self._last[camera] < 0:
+        if not self._passed or last < 0:
             if not idr:
                 raise UnsupportedError(f"topic {topic}: the first packet ({t_ns} ns) is no IDR; start at one")
             self._passed = True
-        if t_ns == self._last[camera]:
+        self._hold(camera, len(data))
+        if t_ns < last:
+            self.late += 1
+            late.append((t_ns, data))
+            return
+        if t_ns == last:
             self.counts["repeated_stamps"] += 1
         self._last[camera] = t_ns
         self._newest = max(self._newest, t_ns)
-        self._heap_bytes += len(data)
+        for late_ns, late_data in late:
+            self._push(t_ns, camera, late_ns, late_data, True)
+        late.clear()
+        self._push(t_ns, camera, t_ns, data, idr)
+
+    def _hold(self, camera: int, size: int) -> None:
+        self._heap_bytes += size
         if self._heap_bytes > 4 * self._profile.max_chunk_bytes:
             raise LimitError(
-                f"topic {topic}: {self._heap_bytes >> 20} MiB of packets within {self._profile.reorder_ns / 1e9:g} s "
-                f"up to {self._newest} ns; do the time stamps advance?"
+                f"topic {self.specs[camera].topic}: {self._heap_bytes >> 20} MiB of packets within "
+                f"{self._profile.reorder_ns / 1e9:g} s up to {self._newest} ns; do the time stamps advance?"
             )
-        heapq.heappush(self._heap, (t_ns, camera, next(self._arrival), data, idr))
 
-    def _released(self, *, final: bool) -> list[tuple[int, int, bytes, bool]]:
+    def _push(self, place_ns: int, camera: int, t_ns: int, data: bytes, idr: bool) -> None:
+        heapq.heappush(self._heap, _Packet(place_ns, camera, next(self._arrival), t_ns, data, idr))
+
+    def _released(self, *, final: bool) -> list[_Packet]:
         """Packets that lie behind the reorder window, in the order of time."""
+        if final:  # late ones that nothing follows
+            for camera, late in enumerate(self._late):
+                for t_ns, data in late:
+                    self._push(self._newest, camera, t_ns, data, True)
+                late.clear()
         horizon = self._newest - self._profile.reorder_ns
         heap, out = self._heap, []
-        while heap and (final or heap[0][0] <= horizon):
-            t_ns, camera, _, data, idr = heapq.heappop(heap)
-            self._heap_bytes -= len(data)
-            out.append((t_ns, camera, data, idr))
+        while heap and (final or heap[0].place_ns <= horizon):
+            out.append(heapq.heappop(heap))
+            self._heap_bytes -= len(out[-1].data)
         return out
 
-    def _place(self, t_ns: int, camera: int, data: bytes, idr: bool) -> None:
+    def _place(self, packet: _Packet) -> None:
         """Put a packet into its GOP; an IDR joins the newest tick or opens one."""
+        t_ns, camera, data, idr = packet.t_ns, packet.camera, packet.data, packet.idr
+        if t_ns < packet.place_ns:
+            self._joining[camera].append((t_ns, data))
+            return
         if idr:
             if self._last_idr[camera] >= 0:
                 self._join_ns = min(max((t_ns - self._last_idr[camera]) // 2, _JOIN_NS[0]), _JOIN_NS[1])
@@ -252,6 +308,9 @@ class VideoGroup:
         position = max(0, self._at[camera] - self._serial)
         if position == 0 and self._at[camera] < self._serial:
             self.late += 1
+        for late_ns, late_data in self._joining[camera]:
+            self._open[position].add(late_ns, camera, late_data, True)
+        self._joining[camera].clear()
         self._open[position].add(t_ns, camera, data, idr)
         # a camera without an IDR on a later tick ties that tick's GOPs together
         while position + 1 < len(self._open) and t_ns - self._open[position + 1].start_ns > self._join_ns:
@@ -271,18 +330,25 @@ class VideoGroup:
 
     def _passed_through(self, *, final: bool) -> Iterator[_Gop]:
         for packet in self._released(final=final):
-            self._place(*packet)
-            if self._open[-1].size > self._profile.max_chunk_bytes:
+            self._place(packet)
+            if self._open and self._open[-1].size > self._profile.max_chunk_bytes:
                 raise LimitError(
                     f"group {self.name}: a GOP of more than {self._profile.max_chunk_bytes >> 20} MiB from "
                     f"{self._open[-1].start_ns} ns; re-encode with a shorter GOP"
                 )
-            while len(self._open) > 1 and packet[0] - self._open[1].start_ns > 2 * _JOIN_NS[1]:
+            while len(self._open) > 1 and packet.place_ns - self._open[1].start_ns > 2 * _JOIN_NS[1]:
                 self._serial += 1
                 yield self._open.pop(0)
         if final:
             yield from self._open
             self._open.clear()
+            rest = [(t, camera, data) for camera, late in enumerate(self._joining) for t, data in late]
+            if rest:
+                alone = _Gop(min(t for t, _, _ in rest))
+                for t_ns, camera, data in rest:
+                    alone.add(t_ns, camera, data, True)
+                self._joining = [[] for _ in self.specs]
+                yield alone
 
     # -- chunks
 
@@ -311,19 +377,29 @@ class VideoGroup:
         for camera, encoder in enumerate(self._encoders):
             if encoder is None:
                 continue
+            encoder.drain_held(self._newest - self._profile.reorder_ns)  # as where a camera has stopped
             for frame in encoder.finish() if final else encoder.take():
-                heapq.heappush(self._heap, (frame.t_ns, camera, next(self._arrival), frame.data, frame.idr))
+                # a late one follows what was encoded before it, which later frames do not depend on any more
+                self._last[camera] = max(self._last[camera], frame.t_ns)
+                self._push(self._last[camera], camera, frame.t_ns, frame.data, frame.idr)
+                self._hold(camera, len(frame.data))
+                encoder.took(frame.gop)
         for packet in self._released(final=final):
-            if self._live and packet[0] - self._live[0][0] >= (self._live_ns or 0):
+            if self._live and (
+                packet.place_ns - self._live[0].place_ns >= (self._live_ns or 0)
+                or self._live_bytes + len(packet.data) > self._profile.max_chunk_bytes // 4
+            ):
                 yield self._cut_live()
             self._live.append(packet)
+            self._live_bytes += len(packet.data)
         if final:
             self.late += sum(e.late for e in self._encoders if e is not None)
             if self._live:
                 yield self._cut_live()
 
     def _cut_live(self) -> BuiltChunk:
-        packets, self._live = sorted(self._live, key=_time_and_camera), []
+        packets = _in_order([(p.t_ns, p.camera, p.data, p.idr) for p in self._live])
+        self._live, self._live_bytes = [], 0
         starts = [i for i, p in enumerate(packets) if p[3]]
         gops = ((packets[starts[0]][0], len(packets) - starts[0]),) if starts else ()
         return self._chunks.build(packets, gops)
