@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from kinemill.entry import allow_cleanup
 from kinemill.errors import KinemillError
 
 __all__ = ["GROUPS", "KinemillGroup", "cli", "main", "run", "was_interrupted"]
@@ -106,6 +107,7 @@ def cli(ctx: click.Context) -> None:
 
     Example: kinemill episode info recording.mcap
     """
+    allow_cleanup()
     # A program that calls a command keeps its own logging; `config` has to run where the settings are broken.
     if ctx.obj is _OWN_PROCESS and ctx.invoked_subcommand != "config":
         from kinemill.logs import logs_from_settings
@@ -163,5 +165,5 @@ def was_interrupted(error: BaseException, by: tuple[type[BaseException], ...] = 
 
 
 def main() -> None:
-    """Entry of the `kinemill` script."""
+    """What the `kinemill` script runs once this module is imported."""
     sys.exit(run(cli, "kinemill", own_process=True))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kinemill.cli import run
+from kinemill.entry import allow_cleanup
 
 if TYPE_CHECKING:
     from kinemill.agents.node import Outcome
@@ -34,6 +35,7 @@ def node(ctx: click.Context) -> None:
 
     Example: kinemill-node check
     """
+    allow_cleanup()
     if ctx.invoked_subcommand != "hook":  # which logs only where it has something to say
         from kinemill.agents.lines import set_up
 
@@ -200,7 +202,7 @@ def _refuse_unknown(names: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Entry of the `kinemill-node` script."""
+    """What the `kinemill-node` script runs once this module is imported."""
     sys.exit(run(node, "kinemill-node"))
 
 
