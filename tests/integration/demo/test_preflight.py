@@ -120,9 +120,11 @@ def test_a_command_that_outlives_its_killed_run_is_waited_for(tmp_path: Path) ->
 
 def test_a_stale_lock_file_is_no_lock(tmp_path: Path) -> None:
     preflight.make_folder(tmp_path)
-    (tmp_path / "state" / "demo.lock").write_text(dumps(ProcessId.of(os.getpid())))
-    with preflight.alone(tmp_path):
-        pass
+    # given one that names a process which lives, and is locked by nobody
+    lock = tmp_path / "state" / "demo.lock"
+    lock.write_text(dumps(ProcessId.of(os.getppid())))
+    with preflight.alone(tmp_path, wait_s=0.0):
+        assert f'"pid":{os.getpid()},' in lock.read_text().replace(" ", "")
 
 
 def test_ctrl_c_before_anything_has_begun_leaves_no_traceback() -> None:

@@ -74,8 +74,10 @@ def test_a_server_can_listen_on_its_reserved_port() -> None:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", ports["http"]))
         server.listen()
-        with socket.create_connection(("127.0.0.1", ports["http"]), timeout=5):
-            pass
+        with socket.create_connection(("127.0.0.1", ports["http"]), timeout=60) as client:
+            accepted, address = server.accept()
+            accepted.close()
+            assert address == client.getsockname()
         server.close()
 
 

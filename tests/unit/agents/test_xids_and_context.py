@@ -27,10 +27,26 @@ def test_xid_and_sxid_lines() -> None:
     assert parse_xid(5.0, "NVRM: loading NVIDIA UNIX Kernel Module") is None
 
 
-@given(st.text(max_size=300))
-def test_no_line_breaks_the_parsers(text: str) -> None:
-    parse_line(text)
-    parse_xid(1.0, text)
+# (random text alone never gets behind the first comma)
+PIECES = st.sampled_from(
+    ["4,12,5678901,-;", "4,12,", ";", "NVRM: Xid (PCI:0000:3b:00): ", "nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): ",
+     "NVRM: Xid (PCI:", "Fatal, Link 3 ", "79, ", "9" * 40, "(PCI:", "): ", "\n", "\x00"]
+)  # fmt: skip
+
+
+@given(st.lists(st.one_of(PIECES, st.text(max_size=40)), max_size=8).map("".join))
+def test_no_line_breaks_the_parsers(line: str) -> None:
+    record = parse_line(line)
+    if record is not None:
+        at_s, text = record
+        assert at_s >= 0
+        assert line.partition(";")[2].startswith(text)
+        assert len(text) <= 500
+    event = parse_xid(1.0, line)
+    if event is not None:
+        assert ("SXid" if event.switch else "Xid") in line
+        assert 0 <= event.number < 10**6
+        assert event.pci == event.pci.lower()
 
 
 def test_every_row_of_the_table_has_a_source_and_a_known_action() -> None:

@@ -203,8 +203,13 @@ def test_the_ceiling_waits_for_enough_samples_and_then_holds() -> None:
     assert faults.masked == {"corrupt": 3}
 
 
-def test_one_bad_first_sample_stops_nothing() -> None:
-    Faults(max_share=0.0, min_samples=10).mask(CorruptError("x"), source="k", episode_id=None)
+def test_one_bad_first_sample_stops_nothing_and_is_judged_with_the_tenth() -> None:
+    faults = Faults(max_share=0.0, min_samples=10)
+    assert faults.mask(CorruptError("x"), source="k", episode_id=None) == "corrupt"
+    faults.good(8)
+    assert (faults.samples, faults.masked) == (9, {"corrupt": 1})
+    with pytest.raises(TooManyMaskedError, match=r"20\.0% of 10 samples"):
+        faults.mask(CorruptError("x"), source="k", episode_id=None)
 
 
 def test_records_are_appended_by_several_processes_whole(tmp_path: Path) -> None:
@@ -233,9 +238,16 @@ def test_a_line_cut_by_a_crash_is_left_out(tmp_path: Path) -> None:
     assert [r.source for r in read_quarantine(tmp_path)] == ["k"]
 
 
-def test_a_spool_that_cannot_be_written_does_not_stop_reading(tmp_path: Path) -> None:
+def test_a_spool_that_cannot_be_written_is_told_and_does_not_stop_reading(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
-    Faults(spool=tmp_path / "file" / "x" / "rank.jsonl").mask(CorruptError("x"), source="k", episode_id=None)
+    faults = Faults(spool=tmp_path / "file" / "x" / "rank.jsonl")
+    assert faults.mask(CorruptError("crc differs"), source="k", episode_id=None) == "corrupt"
+    assert faults.masked == {"corrupt": 1}
+    assert "masked (corrupt): k: crc differs" in caplog.text
+    assert "cannot write the quarantine record" in caplog.text
+    assert (tmp_path / "file").read_text() == ""
 
 
 def test_records_of_a_run_in_a_store_are_objects_below_its_prefix() -> None:
