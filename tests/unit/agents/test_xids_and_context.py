@@ -29,8 +29,8 @@ def test_xid_and_sxid_lines() -> None:
 
 # (random text alone never gets behind the first comma)
 PIECES = st.sampled_from(
-    ["4,12,5678901,-;", "4,12,", ";", "NVRM: Xid (PCI:0000:3b:00): ", "nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): ",
-     "NVRM: Xid (PCI:", "Fatal, Link 3 ", "79, ", "9" * 40, "(PCI:", "): ", "\n", "\x00"]
+    ["4,12,5678901,-;", "4,12,", ";", "NVRM: Xid (PCI:0000:3B:00): 79, pid=", "NVRM: Xid (PCI:", "): ", "79, ",
+     "nvidia-nvswitch0: SXid (PCI:0000:C3:00.0): 12028, Fatal, Link 3 ", "9" * 40, "\n", "\x00", "x" * 500]
 )  # fmt: skip
 
 
