@@ -8,21 +8,22 @@ numbers have to run on without a gap, and every camera frame has to be one that 
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kinemill.contracts.episode import Receipt, TopicKind
+from kinemill.contracts.episode import TopicKind
 from kinemill.episode import wire
+from kinemill.episode.agree import Finding, Seen, SeenChunk, compare_index, compare_summary
 from kinemill.episode.checksum import crc32
 from kinemill.episode.h264 import check_packet, first_slice_is_idr
 from kinemill.episode.hashing import StreamHash
 from kinemill.episode.index import read_index
-from kinemill.episode.layout import Layout
 from kinemill.episode.opened import OpenChunk, decompress, read_chunk_head, walk
 from kinemill.episode.proto import video_bytes
 from kinemill.episode.scan import Record, Source, records_in
@@ -42,16 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "VerifyReport", "verify"]
 
 _MOST: Final = 100
+_TELL: Final = 32 << 20
 _MAGIC: Final = len(wire.MAGIC)
 _NONE: Final = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong."""
-
-    code: str
-    text: str
 
 
 @dataclass(slots=True)
@@ -60,6 +54,7 @@ class VerifyReport:
 
     Attributes:
         findings: At most 100; empty for a sound file.
+        mcap: Whether it starts as an MCAP does.
         own: Whether it is an episode of ours; a stock MCAP is only held to what it claims.
         live: Whether it is a live recording that `repack` has not put in order.
     """
@@ -67,6 +62,7 @@ class VerifyReport:
     name: str
     size_bytes: int
     sha256: str = ""
+    mcap: bool = False
     own: bool = False
     live: bool = False
     messages: int = 0
@@ -79,47 +75,22 @@ class VerifyReport:
         return not self.findings
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """What a chunk is, by its own bytes."""
-
-    offset: int
-    length: int
-    t_first_ns: int
-    t_last_ns: int
-    crc: int
-    raw_size: int
-    compression: str
-    data_size: int
-    counts: Counter[int]
-    starts: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]
-    """channel -> times and offsets of its messages, until its message index was compared."""
-    index_offsets: dict[int, int] = field(default_factory=dict)
-    index_length: int = 0
-
-
 class _Verifier:
-    def __init__(self, source: Source, *, deep: bool) -> None:
+    def __init__(self, source: Source, *, deep: bool, progress: Callable[[int, int], None] | None) -> None:
         self.report = VerifyReport(source.name, source.size)
         self._source = source
         self._deep = deep
+        self._progress = progress
         self._hash = StreamHash()
         self._at = 0
         self._run: Record | None = None
         """The first of the records that are not hashed yet; all lie in its block."""
-        self._schemas: dict[int, tuple[str, str, bytes]] = {}
-        self._channels: dict[int, tuple[int, str, str, dict[str, str]]] = {}
-        self._raw: dict[str, bytes] = {}
-        self._chunks: list[_Chunk] = []
-        self._attachments: dict[tuple[int, str], tuple[int, int]] = {}
-        self._metadata: dict[tuple[int, str], int] = {}
-        self._layout: dict[str, str] = {}
-        self._index: Receipt | None = None
+        self._seen = Seen()
         self._sequence: Counter[int] = Counter()
-        self._waiting: set[int] = set()
+        self._starts: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        """Of the last chunk: channel -> times and offsets of its messages, until its message index was compared."""
         self._in_summary = False
-        self._summary_at = 0
-        self._summary: list[Record] = []
+        self._told = 0
 
     def find(self, code: str, text: str) -> None:
         if len(self.report.findings) < _MOST:
@@ -127,7 +98,9 @@ class _Verifier:
 
     def run(self) -> VerifyReport:
         try:
-            self._hash.update(self._source.read(0, min(_MAGIC, self._source.size)))
+            magic = bytes(self._source.read(0, min(_MAGIC, self._source.size)))
+            self.report.mcap = magic == wire.MAGIC
+            self._hash.update(magic)
             self._at = _MAGIC
             for record in records_in(self._source):
                 if record.op in (wire.Op.DATA_END, wire.Op.FOOTER) or self._in_summary:
@@ -145,6 +118,7 @@ class _Verifier:
             self.find("structure", str(exc))
         finally:
             self._hash.stop()
+        self.report.messages, self.report.chunks = self._seen.messages, len(self._seen.chunks)
         return self.report
 
     def _feed(self, record: Record) -> None:
@@ -154,6 +128,9 @@ class _Verifier:
         if self._run is None:
             self._run = record
         self._at = record.offset + len(record.data)
+        if self._progress is not None and self._at - self._told >= _TELL:
+            self._told = self._at
+            self._progress(self._at, self._source.size)
 
     def _flush(self) -> None:
         if self._run is not None:
@@ -165,6 +142,8 @@ class _Verifier:
 
     def _data(self, record: Record) -> None:
         where = f"record {record.op:#x} at {record.offset}"
+        if record.op != wire.Op.MESSAGE_INDEX:
+            self._close_chunk()
         try:
             if record.op == wire.Op.CHUNK:
                 self._chunk(record)
@@ -172,26 +151,26 @@ class _Verifier:
                 self._message_index(record)
             elif record.op == wire.Op.SCHEMA:
                 number, schema = parse_schema(record.body, where)
-                self._schemas[number] = schema
-                self._raw[f"schema {number}"] = bytes(record.data)
+                self._define(f"schema {number}", record)
+                self._seen.schemas[number] = schema
             elif record.op == wire.Op.CHANNEL:
                 number, channel = parse_channel(record.body, where)
-                self._channels[number] = channel
-                self._raw[f"channel {number}"] = bytes(record.data)
+                self._define(f"channel {number}", record)
+                self._seen.channels[number] = channel
             elif record.op == wire.Op.ATTACHMENT:
                 self._attachment(record)
             elif record.op == wire.Op.METADATA:
                 cursor = Cursor(record.body, where)
                 name = cursor.text()
-                self._metadata[record.offset, name] = len(record.data)
+                self._seen.metadata[record.offset, name] = len(record.data)
                 if name == "tg.layout":
-                    self._layout = cursor.strings()
-                    self.report.own = True
-                    self.report.live = self._layout.get("live") == "true"
+                    self._seen.layout = cursor.strings()
+                    self._seen.own = self.report.own = True
+                    self._seen.live = self.report.live = self._seen.layout.get("live") == "true"
             elif record.op == wire.Op.MESSAGE:
                 if self.report.own:
                     self.find("structure", f"a message outside chunks at {record.offset}")
-                self.report.messages += 1
+                self._seen.messages += 1
             elif record.op == wire.Op.PADDING:
                 if any(record.body):
                     self.find("padding", f"padding at {record.offset} is not zero")
@@ -199,6 +178,18 @@ class _Verifier:
                 self.find("structure", f"a record of type {record.op:#x} at {record.offset} in the data section")
         except DataError as exc:
             self.find("data", str(exc))
+
+    def _define(self, what: str, record: Record) -> None:
+        raw = bytes(record.data)
+        if self._seen.raw.setdefault(what, raw) != raw:
+            self.find("data", f"{what} is defined again at {record.offset}, differently")
+
+    def _close_chunk(self) -> None:
+        """All message indexes of the last chunk were seen."""
+        if self._starts and self._seen.own:
+            at = self._seen.chunks[-1].offset
+            self.find("message_index", f"chunk at {at}: channels {sorted(self._starts)} have no index")
+        self._starts = {}
 
     def _chunk(self, record: Record) -> None:
         where = f"chunk at {record.offset}"
@@ -224,11 +215,11 @@ class _Verifier:
             )
         if not self.report.own:
             self._learn_inner(data)
-        self._frames(chunk, channel_ids, where)
-        self.report.messages += len(chunk.time)
-        self.report.chunks += 1
-        self._chunks.append(
-            _Chunk(
+        idr_ns = self._frames(chunk, channel_ids, where)
+        self._seen.messages += len(chunk.time)
+        self._starts = starts
+        self._seen.chunks.append(
+            SeenChunk(
                 record.offset,
                 len(record.data),
                 head.t_first_ns,
@@ -238,7 +229,7 @@ class _Verifier:
                 head.compression,
                 head.data_size,
                 counts,
-                starts,
+                idr_ns,
             )
         )
 
@@ -247,10 +238,10 @@ class _Verifier:
         for op, body in records_of(data, "chunk"):
             if op == wire.Op.CHANNEL:
                 number, channel = parse_channel(body, "chunk")
-                self._channels.setdefault(number, channel)
+                self._seen.channels.setdefault(number, channel)
             elif op == wire.Op.SCHEMA:
                 number, schema = parse_schema(body, "chunk")
-                self._schemas.setdefault(number, schema)
+                self._seen.schemas.setdefault(number, schema)
 
     def _sequences(self, channel: int, sequence: NDArray[np.int64], where: str) -> None:
         start = self._sequence[channel] + 1
@@ -259,14 +250,19 @@ class _Verifier:
             self.find("sequence", f"{where}: channel {channel} goes on with {int(sequence[0])}, expected {start}")
         self._sequence[channel] += len(sequence)
 
-    def _frames(self, chunk: OpenChunk, channel_ids: Sequence[int], where: str) -> None:
-        """Camera frames: a chunk starts with an IDR of each camera; with `deep`, each is checked NAL by NAL."""
+    def _frames(self, chunk: OpenChunk, channel_ids: Sequence[int], where: str) -> frozenset[int] | None:
+        """Camera frames: a chunk starts with an IDR of each camera; with `deep`, each is checked NAL by NAL.
+
+        Returns:
+            Times of all IDRs; None where not all frames were looked at.
+        """
+        found: set[int] = set()
         for channel in channel_ids:
             if not self._is_video(channel):
                 continue
-            topic = self._channels[channel][1]
+            topic = self._seen.channels[channel][1]
             mine = chunk.of(channel)
-            offsets, ends = chunk.offset[mine], chunk.end[mine]
+            offsets, ends, times = chunk.offset[mine], chunk.end[mine], chunk.time[mine]
             first = True
             for i in range(len(offsets)):
                 packet, codec = video_bytes(chunk.data[int(offsets[i]) + wire.MESSAGE_HEAD.size : int(ends[i])])
@@ -278,20 +274,23 @@ class _Verifier:
                 first = False
                 if not self._deep:
                     break
-                check_packet(bytes(packet), where=f"{where}: {topic}")
+                if check_packet(bytes(packet), where=f"{where}: {topic}").idr:
+                    found.add(int(times[i]))
+        return frozenset(found) if self._deep else None
 
     def _is_video(self, channel: int) -> bool:
-        if not self.report.own or channel not in self._channels:
+        if not self.report.own or channel not in self._seen.channels:
             return False
-        found = self._channels[channel]
-        return found[3].get("tg.kind") == TopicKind.VIDEO.value and self._schemas.get(found[0], ("",))[0] == VIDEO
+        found = self._seen.channels[channel]
+        return found[3].get("tg.kind") == TopicKind.VIDEO.value and self._seen.schemas.get(found[0], ("",))[0] == VIDEO
 
     def _message_index(self, record: Record) -> None:
-        if not self._chunks:
+        if not self._seen.chunks:
             self.find("message_index", f"a message index at {record.offset} before any chunk")
             return
-        chunk = self._chunks[-1]
-        channel, size = struct.unpack_from("<HI", record.body)
+        chunk = self._seen.chunks[-1]
+        cursor = Cursor(record.body, f"message index at {record.offset}")
+        channel, size = cursor.number("H"), cursor.number("I")
         pairs = record.body[6:]
         if size != len(pairs) or size % 16:
             self.find("message_index", f"message index at {record.offset}: {size} bytes declared, {len(pairs)} there")
@@ -299,7 +298,7 @@ class _Verifier:
         chunk.index_offsets[channel] = record.offset
         chunk.index_length += len(record.data)
         table = np.frombuffer(pairs, "<i8").reshape(-1, 2)
-        times, offsets = chunk.starts.pop(channel, (_NONE, _NONE))
+        times, offsets = self._starts.pop(channel, (_NONE, _NONE))
         if len(times) == len(table) and not (
             np.count_nonzero(table[:, 0] != times) or np.count_nonzero(table[:, 1] != offsets)
         ):
@@ -310,17 +309,19 @@ class _Verifier:
 
     def _attachment(self, record: Record) -> None:
         where = f"attachment at {record.offset}"
-        name, _, _, data = parse_attachment(record.body, where)
-        self._attachments[record.offset, name] = (len(record.data), len(data))
+        name, media_type, t_ns, data = parse_attachment(record.body, where)
+        (created_ns,) = struct.unpack_from("<Q", record.body, 8)
+        self._seen.attachments[record.offset, name] = (len(record.data), t_ns, created_ns, len(data), media_type)
         if name == "tg.index":
-            self._index = read_index(bytes(data))
+            self._seen.index = read_index(bytes(data))
 
     # -- the end of the file
 
     def _end(self, record: Record) -> None:
         if record.op == wire.Op.DATA_END and not self._in_summary:
+            self._close_chunk()
             self._in_summary = True
-            self._summary_at = record.offset + len(record.data)
+            self._seen.summary_at = record.offset + len(record.data)
             if len(record.body) != 4:
                 self.find("structure", f"DataEnd of {len(record.body)} bytes")
                 return
@@ -331,7 +332,7 @@ class _Verifier:
         elif record.op == wire.Op.FOOTER:
             self._footer(record)
         else:
-            self._summary.append(record)
+            self._seen.summary.append(record)
 
     def _footer(self, record: Record) -> None:
         if len(record.body) != 20:
@@ -340,139 +341,34 @@ class _Verifier:
         start, offsets, crc = struct.unpack("<QQI", record.body)
         if not self._in_summary:
             self.find("structure", "no DataEnd before the footer")
-        if self._summary and start != self._summary_at:
-            self.find("summary", f"the footer says that the summary starts at {start}; it does at {self._summary_at}")
+        if self._seen.summary and start != self._seen.summary_at:
+            self.find(
+                "summary", f"the footer says that the summary starts at {start}; it does at {self._seen.summary_at}"
+            )
         value = 0
-        for part in self._summary:
+        for part in self._seen.summary:
             value = crc32(part.data, value)
         value = crc32(record.data[:-4], value)
         if (crc or self.report.own) and crc != value:
             self.find("summary_crc", "crc of the summary differs")
-        firsts = [r.offset for r in self._summary if r.op == wire.Op.SUMMARY_OFFSET]
+        firsts = [r.offset for r in self._seen.summary if r.op == wire.Op.SUMMARY_OFFSET]
         if offsets and (not firsts or offsets != firsts[0]):
             self.find("summary", f"the footer says that summary offsets start at {offsets}")
 
     def _last(self) -> None:
-        for chunk in self._chunks:
-            if self.report.own and chunk.starts:
-                self.find("message_index", f"chunk at {chunk.offset}: channels {sorted(chunk.starts)} have no index")
-        self._compare_summary()
-        if self.report.own:
-            self._compare_index()
+        self._close_chunk()
+        for finding in itertools.chain(compare_summary(self._seen), compare_index(self._seen)):
+            self.find(finding.code, finding.text)
         self.report.sha256 = self._hash.hexdigest()
-
-    def _compare_summary(self) -> None:
-        own = self.report.own
-        chunks, attachments, metadata = {}, {}, {}
-        statistics: Record | None = None
-        for record in self._summary:
-            where = f"summary record {record.op:#x} at {record.offset}"
-            cursor = Cursor(record.body, where)
-            if record.op == wire.Op.CHUNK_INDEX:
-                chunks[struct.unpack_from("<Q", record.body, 16)[0]] = record
-            elif record.op == wire.Op.ATTACHMENT_INDEX:
-                offset, length, _, _, size = (cursor.number("Q") for _ in range(5))
-                attachments[offset, cursor.text()] = (length, size)
-            elif record.op == wire.Op.METADATA_INDEX:
-                offset, length = cursor.number("Q"), cursor.number("Q")
-                metadata[offset, cursor.text()] = length
-            elif record.op == wire.Op.STATISTICS:
-                statistics = record
-            elif record.op in (wire.Op.SCHEMA, wire.Op.CHANNEL):
-                name = "schema" if record.op == wire.Op.SCHEMA else "channel"
-                number = struct.unpack_from("<H", record.body)[0]
-                if own and self._raw.get(f"{name} {number}") != bytes(record.data):
-                    self.find("summary", f"{name} {number} of the summary is not that of the data section")
-        if own or chunks:
-            self._compare_chunks(chunks)
-        if (own or attachments) and attachments != self._attachments:
-            self.find("summary", "attachment index and attachments differ")
-        if (own or metadata) and metadata != self._metadata:
-            self.find("summary", "metadata index and metadata records differ")
-        if statistics is not None:
-            self._compare_statistics(statistics)
-        elif own:
-            self.find("summary", "no statistics")
-
-    def _compare_chunks(self, listed: dict[int, Record]) -> None:
-        if set(listed) != {c.offset for c in self._chunks}:
-            self.find("summary", f"the chunk index lists {len(listed)} chunks, the file has {len(self._chunks)}")
-        for chunk in self._chunks:
-            record = listed.get(chunk.offset)
-            if record is None:
-                continue
-            expected = wire.chunk_index(
-                chunk.t_first_ns,
-                chunk.t_last_ns,
-                offset=chunk.offset,
-                length=chunk.length,
-                index_offsets=tuple(chunk.index_offsets.items()),
-                index_length=chunk.index_length,
-                compression=chunk.compression.encode(),
-                data_size=chunk.data_size,
-                raw_size=chunk.raw_size,
-            )
-            if self.report.own and expected != bytes(record.data):
-                self.find("summary", f"the chunk index of the chunk at {chunk.offset} says other than the chunk")
-            elif not self.report.own and expected[9:41] != bytes(record.body[:32]):
-                self.find(
-                    "summary", f"the chunk index of the chunk at {chunk.offset} has other times or another length"
-                )
-
-    def _compare_statistics(self, record: Record) -> None:
-        cursor = Cursor(record.body, "statistics")
-        messages = cursor.number("Q")
-        if messages != self.report.messages:
-            self.find("summary", f"statistics say {messages} messages, the file has {self.report.messages}")
-        if self.report.own:
-            totals: Counter[int] = Counter()
-            for chunk in self._chunks:
-                totals.update(chunk.counts)
-            cursor.take(2 + 4 * 4 + 16)
-            pairs = cursor.take(cursor.number("I"))
-            listed = {
-                struct.unpack_from("<H", pairs, i)[0]: struct.unpack_from("<Q", pairs, i + 2)[0]
-                for i in range(0, len(pairs) - 9, 10)
-            }
-            if listed != {k: v for k, v in totals.items() if v}:
-                self.find("summary", "statistics and messages per channel differ")
-
-    def _compare_index(self) -> None:
-        if self._index is None:
-            self.find("tg_index", "no attachment tg.index")
-            return
-        found = {c.offset: c for c in self._chunks}
-        listed = 0
-        end = 0
-        for group in self._index.groups:
-            table = group.chunks
-            ids = [t.channel_id for t in group.topics]
-            layout = Layout.from_receipt(self._index).groups[self._index.groups.index(group)]
-            for k, offset in enumerate(table.offset):
-                chunk = found.get(offset)
-                listed += 1
-                if chunk is None:
-                    self.find("tg_index", f"group {group.name}: no chunk at {offset}")
-                    continue
-                told = (table.length[k], table.t_first_ns[k], table.t_last_ns[k], table.messages[k], table.crc32[k])
-                real = (chunk.length, chunk.t_first_ns, chunk.t_last_ns, chunk.counts.total(), chunk.crc)
-                counts = None if layout.counts is None else layout.counts[:, k].tolist()
-                if told != real or counts != [chunk.counts[i] for i in ids]:
-                    self.find("tg_index", f"group {group.name}: chunk {k} is not as tg.index says")
-            if group.chunks.offset and not self.report.live:
-                if group.offset < end:
-                    self.find("tg_index", f"group {group.name} starts inside the group before it")
-                end = group.offset + group.length
-        if listed != len(self._chunks):
-            self.find("tg_index", f"tg.index lists {listed} chunks, the file has {len(self._chunks)}")
-        if self._index.episode_id != self._layout.get("episode_id") or self._index.profile != self._layout.get(
-            "profile"
-        ):
-            self.find("tg_index", "tg.index and tg.layout are of different episodes")
 
 
 def verify(
-    source: Source, *, deep: bool = False, sha256: str | None = None, size_bytes: int | None = None
+    source: Source,
+    *,
+    deep: bool = False,
+    sha256: str | None = None,
+    size_bytes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Read a whole file once and check all of it. Memory is bounded by one chunk and the index.
 
@@ -481,11 +377,12 @@ def verify(
         deep: Also check every camera frame NAL by NAL.
         sha256: What it should be; the first 12 digits are enough.
         size_bytes: What it should be.
+        progress: Called with (bytes done, bytes), some times a second.
 
     Returns:
         The report; damage is a finding, not an exception.
     """
-    report = _Verifier(source, deep=deep).run()
+    report = _Verifier(source, deep=deep, progress=progress).run()
     if size_bytes is not None and size_bytes != report.size_bytes:
         report.findings.append(Finding("size", f"{report.size_bytes} bytes, expected {size_bytes}"))
     if sha256 and report.sha256 and not report.sha256.startswith(sha256):
