@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kinemill.errors import NotFoundError, UsageError
+from kinemill.episode.edge import EdgeGroup, create, new_file, opened, place, progress_bar, say, size_text
+from kinemill.errors import KinemillError, UsageError
 from kinemill.records import dumps, encode
 
 if TYPE_CHECKING:
     from kinemill.contracts.episode import Receipt
-    from kinemill.contracts.store import Store
-    from kinemill.episode.scan import FileSource, StoreSource
+    from kinemill.episode.verify import VerifyReport
 
 __all__ = ["episode"]
 
 
-@click.group()
+_FULL: Final = 96
+"""Columns that a drawing takes at most."""
+_BESIDE: Final = 24
+"""Of these, what stands beside the time axis: names and the file's size."""
+
+
+@click.group(cls=EdgeGroup)
 def episode() -> None:
     """Look at, verify, repack and convert episode files.
 
@@ -32,57 +39,27 @@ def episode() -> None:
     """
 
 
-def _place(name: str) -> tuple[Store, str]:
-    """Store and key of a path or URL."""
-    from kinemill.store.opening import open_store
-
-    if "://" not in name:
-        path = Path(name).absolute()
-        if not path.is_file():
-            raise NotFoundError(f"{name}: no such file")
-        return open_store(f"file://{_quoted(path.parent)}"), path.name
-    head, _, query = name.partition("?")
-    folder, _, key = head.rpartition("/")
-    return open_store(folder + (f"?{query}" if query else "")), key
-
-
-def _quoted(path: Path) -> str:
-    from urllib.parse import quote
-
-    return quote(str(path))
-
-
-@contextmanager
-def _source(name: str) -> Iterator[FileSource | StoreSource]:
-    from kinemill.episode.scan import FileSource, StoreSource
-
-    if "://" in name:
-        with StoreSource(*_place(name)) as opened:
-            yield opened
-        return
-    path = Path(name)
-    if not path.is_file():
-        raise NotFoundError(f"{name}: no such file")
-    with FileSource(path) as found:
-        yield found
-
-
-def _sha256(name: str) -> str:
+def _sha256(name: str, progress: Callable[[int, int], None] | None) -> str:
     from kinemill.episode.hashing import StreamHash
 
     digest = StreamHash()
-    with _source(name) as source:
+    with opened(name) as source:
         for start in range(0, source.size, 8 << 20):
             digest.update(bytes(source.read(start, min(8 << 20, source.size - start))))
+            if progress is not None:
+                progress(start, source.size)
     return digest.hexdigest()
 
 
 def _receipt(name: str, *, hashed: bool) -> Receipt:
     from kinemill.episode.source import read_receipt
 
-    store, key = _place(name)
+    store, key = place(name)
     found = read_receipt(store, key)
-    return replace(found, sha256=_sha256(name)) if hashed else found
+    if not hashed:
+        return found
+    with progress_bar("hash") as progress:
+        return replace(found, sha256=_sha256(name, progress))
 
 
 @episode.command()
@@ -93,7 +70,7 @@ def info(file: str, picture: bool, as_json: bool) -> None:
     """Show what an episode holds, from its index alone.
 
     \b
-    Exit: 0 shown, 1 damaged, not there, or not an MCAP, 2 wrong call, 75 store does not answer.
+    Exit: 0 shown, 1 damaged, not there, or no MCAP, 2 wrong call, 75 store does not answer, 78 settings.
     Example: kinemill episode info recording.mcap --picture
     """
     from kinemill.errors import UnsupportedError
@@ -101,29 +78,51 @@ def info(file: str, picture: bool, as_json: bool) -> None:
     try:
         found = _receipt(file, hashed=False)
     except UnsupportedError:
-        _stock_info(file, as_json=as_json)
+        _stock_info(file, picture=picture, as_json=as_json)
         return
     if as_json:
         click.echo(dumps({**encode(replace(found, groups=())), "groups": [_brief(g) for g in found.groups]}))
-        return
-    seconds = (found.t_last_ns - found.t_first_ns) / 1e9
-    click.echo(f"episode {found.episode_id}  profile {found.profile}  {found.size_bytes / 1e6:.2f} MB  {seconds:.2f} s")
-    if found.missing:
-        click.echo(f"missing {', '.join(found.missing)}")
-    for what, n in found.counts.items():
-        click.echo(f"counted {what}: {n}")
-    for group in found.groups:
-        click.echo(f"\n{group.name}: {len(group.chunks)} chunks, {group.length / 1e6:.2f} MB from byte {group.offset}")
-        for topic in group.topics:
-            size = f"{topic.width}x{topic.height}" if topic.width else ""
-            rate = f"{topic.rate_hz:g} Hz" if topic.rate_hz else ""
-            columns = f"{len(topic.names)} names" if topic.names else ""
-            words = [topic.kind.value, topic.codec or topic.schema, size, columns, rate, topic.units or ""]
-            click.echo(f"  {topic.topic:<32} {topic.messages:>9} x {' '.join(w for w in words if w)}")
+    else:
+        say("\n".join(_lines(found)))
     if picture:
         from kinemill.episode.picture import draw
 
-        click.echo("\n" + draw(found))
+        width = shutil.get_terminal_size((_FULL, 24)).columns - _BESIDE
+        stream = sys.stderr if as_json else sys.stdout
+        drawing = draw(found, width=min(width, _FULL - _BESIDE), plain=not _draws_boxes(stream))
+        say(("" if as_json else "\n") + drawing, err=as_json)
+
+
+def _draws_boxes(stream: Any) -> bool:
+    try:
+        "█│·".encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _lines(found: Receipt) -> Iterator[str]:
+    """What `info` tells people."""
+    seconds = (found.t_last_ns - found.t_first_ns) / 1e9
+    yield f"episode {found.episode_id}  profile {found.profile}  {size_text(found.size_bytes)}  {seconds:.2f} s"
+    spans = sorted((g.offset, g.offset + g.length) for g in found.groups if g.length)
+    if any(b[0] < a[1] for a, b in itertools.pairwise(spans)):
+        yield "live: its groups lie interleaved; `kinemill episode repack` puts them in order"
+    if found.missing:
+        yield f"missing {', '.join(found.missing)}"
+    for what, n in found.counts.items():
+        yield f"counted {what}: {n}"
+    names = [t.topic for g in found.groups for t in g.topics]
+    wide = min(max(map(len, names), default=0), 32)
+    for group in found.groups:
+        chunks = f"{len(group.chunks)} chunk{'' if len(group.chunks) == 1 else 's'}"
+        yield f"\n{group.name}: {chunks}, {size_text(group.length)} from byte {group.offset}"
+        for topic in group.topics:
+            size = f"{topic.width}x{topic.height}" if topic.width else ""
+            rate = f"{topic.rate_hz:g} Hz" if topic.rate_hz else ""
+            columns = f"{len(topic.names)} name{'' if len(topic.names) == 1 else 's'}" if topic.names else ""
+            words = [topic.kind.value, topic.codec or topic.schema, size, columns, rate, topic.units or ""]
+            yield f"  {topic.topic:<{wide}} {topic.messages:>9} x {' '.join(w for w in words if w)}"
 
 
 def _brief(group: Any) -> dict[str, Any]:
@@ -133,18 +132,24 @@ def _brief(group: Any) -> dict[str, Any]:
     return plain
 
 
-def _stock_info(file: str, *, as_json: bool) -> None:
+def _stock_info(file: str, *, picture: bool, as_json: bool) -> None:
     from kinemill.episode.source import find_layout
 
-    store, key = _place(file)
+    store, key = place(file)
     layout, _ = find_layout(store, key)
     topics = [encode(t) for t in layout.topics.values()]
+    chunks = len(layout.groups[0])
     if as_json:
-        click.echo(dumps({"stock": True, "chunks": len(layout.groups[0]), "topics": topics}))
-        return
-    click.echo(f"a stock MCAP of {len(layout.groups[0])} chunks; `kinemill episode repack` makes an episode of it")
-    for topic in layout.topics.values():
-        click.echo(f"  {topic.topic:<32} {topic.messages:>9} x {topic.schema or '(no schema)'} {topic.encoding}")
+        click.echo(dumps({"stock": True, "chunks": chunks, "topics": topics}))
+    else:
+        say(
+            f"a stock MCAP of {chunks} chunk{'' if chunks == 1 else 's'}; `kinemill episode repack` makes an episode "
+            "of it"
+        )
+        for topic in layout.topics.values():
+            say(f"  {topic.topic:<32} {topic.messages:>9} x {topic.schema or '(no schema)'} {topic.encoding}")
+    if picture:
+        say("--picture draws episodes alone: a stock MCAP has no groups", err=True)
 
 
 @episode.command()
@@ -158,28 +163,52 @@ def verify(files: tuple[str, ...], deep: bool, expected: str | None, as_json: bo
     A file whose name ends in -HASH12.mcap, as in a store, is also checked against that hash.
 
     \b
-    Exit: 0 all sound, 1 something is wrong, 2 wrong call, 75 store does not answer.
+    Exit: 0 all sound, 1 something is wrong or not there, 2 wrong call, 75 store does not answer, 78 settings.
     Example: kinemill episode verify vla-0123456789ab.mcap --deep
     """
-    from kinemill.episode.verify import verify as check
-
-    sound = True
+    expected = None if expected is None else _checked_hash(expected)
+    codes = []
     for file in files:
-        with _source(file) as source:
-            report = check(source, deep=deep, sha256=expected or _hash_in_name(file))
-        sound = sound and report.ok
+        try:
+            report = _verified(file, deep=deep, sha256=expected or _hash_in_name(file))
+        except (KinemillError, OSError) as exc:
+            # the others are looked at all the same; what could not be read is neither sound nor bad
+            codes.append(exc.exit_code if isinstance(exc, KinemillError) else 1)
+            why = str(exc) if isinstance(exc, KinemillError) else f"{file}: {exc.strerror or exc}"
+            if as_json:
+                click.echo(dumps({"file": file, "ok": None, "error": why}))
+            else:
+                say(f"??? {why}", err=True)
+            continue
+        codes += [] if report.ok else [1]
         if as_json:
             click.echo(dumps({"file": file, "ok": report.ok, **encode(report)}))
             continue
-        kind = "episode" if report.own else "stock MCAP"
-        click.echo(
-            f"{'ok ' if report.ok else 'BAD'} {file}: {kind}, {report.chunks} chunks, {report.messages} messages, "
-            f"{report.size_bytes / 1e6:.2f} MB, sha256 {report.sha256[:12] or '-'}"
+        kind = "episode" if report.own else "stock MCAP" if report.mcap else "no MCAP"
+        live = ", live" if report.live else ""
+        say(
+            f"{'ok ' if report.ok else 'BAD'} {file}: {kind}{live}, {report.chunks} chunks, "
+            f"{report.messages} messages, {size_text(report.size_bytes)}, sha256 {report.sha256[:12] or '-'}"
         )
         for finding in report.findings:
-            click.echo(f"    {finding.code}: {finding.text}")
-    if not sound:
-        sys.exit(1)
+            say(f"    {finding.code}: {finding.text}")
+    if codes:
+        sys.exit(min(codes))
+
+
+def _verified(file: str, *, deep: bool, sha256: str | None) -> VerifyReport:
+    from kinemill.episode.verify import verify as check
+
+    with opened(file) as source, progress_bar("verify") as progress:
+        return check(source, deep=deep, sha256=sha256, progress=progress)
+
+
+def _checked_hash(text: str) -> str:
+    import re
+
+    if not re.fullmatch(r"[0-9a-f]{12,64}", text.lower()):
+        raise UsageError(f"--sha256 {text!r}: 12 to 64 hexadecimal digits")
+    return text.lower()
 
 
 def _hash_in_name(file: str) -> str | None:
@@ -218,19 +247,23 @@ def repack(
     The new file is read back and verified before it gets its name. Nothing is overwritten.
 
     \b
-    Exit: 0 written, 1 it cannot be converted (says why), 2 wrong call, 75 store does not answer.
+    Exit: 0 written, 1 it cannot be (says why), 2 wrong call, 75 store does not answer, 78 settings.
     Example: kinemill episode repack bag.mcap episode.mcap --profile world
     """
     import uuid
 
     from kinemill.episode.repack import repack as work
+    from kinemill.episode.topics import PROFILES
 
     if episode_id is not None:
         try:
             uuid.UUID(episode_id)
         except ValueError as exc:
             raise UsageError(f"--episode-id {episode_id!r} is no UUID") from exc
-    with _source(file) as source, _progress("repack", as_json=as_json) as progress:
+    if profile is not None and profile not in PROFILES:
+        raise UsageError(f"--profile {profile!r}: {' or '.join(PROFILES)}")
+    with opened(file) as source, progress_bar("repack") as progress:
+        new_file(target)
         report = work(
             source,
             target,
@@ -244,40 +277,24 @@ def repack(
         click.echo(dumps(report))
         return
     for note in report.notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
     for what, n in report.counts.items():
-        click.echo(f"counted {what}: {n}")
-    click.echo(
-        f"{target}: {report.messages_out} of {report.messages_in} messages, {report.receipt.size_bytes / 1e6:.2f} MB, "
+        say(f"counted {what}: {n}")
+    say(
+        f"{target}: {report.messages_out} of {report.messages_in} messages, {size_text(report.receipt.size_bytes)}, "
         f"sha256 {report.receipt.sha256[:12]}"
     )
-
-
-@contextmanager
-def _progress(what: str, *, as_json: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal, nothing elsewhere."""
-    if as_json or not sys.stderr.isatty():
-        yield None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield None
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @episode.command()
 @click.argument("file")
 @click.option("--receipt", is_flag=True, help="Also hash the file, so that the receipt is whole.")
-def index(file: str, receipt: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="As without it: the receipt is JSON always.")
+def index(file: str, receipt: bool, as_json: bool) -> None:  # all commands take --json
     """Print an episode's receipt as JSON: chunk tables, GOP tables, counts.
 
     \b
-    Exit: 0 printed, 1 damaged or a stock MCAP, 2 wrong call, 75 store does not answer.
+    Exit: 0 printed, 1 damaged or a stock MCAP, 2 wrong call, 75 store does not answer, 78 settings.
     Example: kinemill episode index recording.mcap --receipt > receipt.json
     """
     click.echo(dumps(_receipt(file, hashed=receipt)))
@@ -294,20 +311,19 @@ def frames(*, file: str, picture: Path, columns: int, height: int, cameras: tupl
     """Write a contact sheet: a row for each camera, frames spread over the episode.
 
     \b
-    Exit: 0 written, 1 damaged or no camera, 2 wrong call, 75 store does not answer.
+    Exit: 0 written, 1 damaged or no camera in it, 2 wrong call, 75 store does not answer, 78 settings.
     Example: kinemill episode frames recording.mcap sheet.png --columns 6
     """
     from kinemill.episode.picture import contact_sheet, png
     from kinemill.episode.reader import EpisodeReader
 
-    store, key = _place(file)
-    sheet = contact_sheet(EpisodeReader.open(store, key), columns=columns, height=height, topics=cameras)
-    try:
-        with picture.open("xb") as out:
-            out.write(png(sheet))
-    except FileExistsError as exc:
-        raise UsageError(f"{picture}: exists already; nothing is overwritten") from exc
+    new_file(picture)
+    sheet = contact_sheet(EpisodeReader.open(*place(file)), columns=columns, height=height, topics=cameras)
+    create(picture, png(sheet.picture))
+    high, wide = sheet.picture.shape[:2]
     if as_json:
-        click.echo(dumps({"picture": str(picture), "width": sheet.shape[1], "height": sheet.shape[0]}))
-    else:
-        click.echo(f"{picture}: {sheet.shape[1]} x {sheet.shape[0]} pixels")
+        told = {"cameras": sheet.cameras, "columns_s": sheet.seconds, "empty": sheet.empty}
+        click.echo(dumps({"picture": str(picture), "width": wide, "height": high, **told}))
+        return
+    empty = f", {sheet.empty} of {columns * len(sheet.cameras)} places without a frame" if sheet.empty else ""
+    say(f"{picture}: {wide} x {high} pixels, {columns} frames of {', '.join(sheet.cameras)}{empty}")

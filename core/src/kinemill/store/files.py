@@ -26,14 +26,17 @@ class FileStore:
 
     Args:
         root: Made if it is not there.
+        make: False for a folder that is only read, maybe by somebody who may not write to it: nothing is made.
 
     Raises:
         EnvironmentFault: It cannot be made.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, make: bool = True) -> None:
         self.root = root.absolute()
         self._lanes = Lanes(4)
+        if not make:
+            return
         try:
             (self.root / _PRIVATE).mkdir(parents=True, exist_ok=True)
         except OSError as exc:
