@@ -65,13 +65,17 @@ def test_messages_are_found(compression: str) -> None:
 
 
 @pytest.mark.parametrize("channels", [(1,), (1, 2), (1, 2, 3), (1, 2, 2), (3, 1, 2, 1, 1)], ids=str)
-def test_a_repeating_pattern_gives_the_same_as_record_by_record(channels: tuple[int, ...]) -> None:
-    raw = rounds(channels, 30)
+@pytest.mark.parametrize("repeats", [30, 17_000])
+def test_a_repeating_pattern_gives_the_same_as_record_by_record(channels: tuple[int, ...], repeats: int) -> None:
+    raw = rounds(channels, repeats)
     fast, slow = _walk_rounds(memoryview(raw)), _walk_records(memoryview(raw), "here")
     assert fast is not None
     assert (fast.lanes, fast.in_order, fast.span_ns) == (slow.lanes, slow.in_order, slow.span_ns)
     for name in ("offset", "end", "channel", "sequence", "time"):
         np.testing.assert_array_equal(getattr(fast, name), getattr(slow, name))
+    for index in (0, 1, len(channels), len(fast.time) - 1):
+        assert fast.place(index) == slow.place(index) == (fast.offset[index], fast.end[index])
+    assert fast.counts_from() == (tuple(slow.counts_from() or ()) or None)
     for channel in (1, 2, 9):
         np.testing.assert_array_equal(fast.time[fast.of(channel)], slow.time[slow.of(channel)])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -16,9 +16,20 @@ from kinemill.errors import UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["chunks_of", "missing_start", "select"]
+__all__ = ["Frames", "chunks_of", "frames_of", "select"]
 
 _NONE: Final = np.empty(0, np.int64)
+_LEAST: Final = np.minimum.reduce
+"""As `min`, of which the array's own method is a slower way."""
+
+
+class Frames(NamedTuple):
+    """Frames of a camera that are to be decoded."""
+
+    wanted: list[int]
+    """Index of each among the messages at hand, increasing."""
+    starts: list[int | None]
+    """Index of the IDR that each depends on; None where that is not at hand."""
 
 
 # ---- chunks
@@ -153,14 +164,16 @@ def select(
         if at_once is not None:
             return at_once
     query = np.array(window.times_ns, np.int64)
-    at = time.searchsorted(query, "right") - 1
-    early = int(at.min()) < 0
+    picked = time.searchsorted(query, "right") - 1
+    early = int(_LEAST(picked)) < 0
     if early or not len(time):
         need = _earlier(group, position, held)
         if need or not len(time):
             return _NONE, np.ones(len(query), np.bool_), need
-    picked = np.maximum(at, 0) if early else at
-    pad = at < 0
+        pad = picked < 0
+        np.maximum(picked, 0, out=picked)
+    else:
+        pad = np.zeros(len(query), np.bool_)
     if window.pick == "nearest":
         after = np.minimum(picked + 1, len(time) - 1)
         picked = np.where(np.abs(time[after] - query) < np.abs(query - time[picked]), after, picked)
@@ -227,7 +240,7 @@ def _earlier(group: GroupLayout, position: int, held: Sequence[int]) -> set[int]
     return {int(before[-1])} if len(before) else set()
 
 
-def missing_start(
+def frames_of(
     group: GroupLayout,
     position: int,
     messages: Messages,
@@ -235,14 +248,26 @@ def missing_start(
     held: Sequence[int],
     *,
     one_gop: bool,
-) -> set[int]:
-    """The chunk before, where a wanted frame's GOP starts earlier than what is at hand."""
+) -> tuple[Frames, set[int]]:
+    """(what is to be decoded, the chunk before where a wanted frame's GOP starts earlier than what is at hand).
+
+    Args:
+        group: The camera's group.
+        position: Of the camera in the group.
+        messages: The camera's messages at hand.
+        picked: Indices of the wanted ones.
+        held: Numbers of the chunks at hand, increasing.
+        one_gop: Chunks hold one GOP each.
+
+    Raises:
+        CorruptError: A message that is no H.264.
+    """
     wanted = picked.tolist() if len(picked) == 1 else sorted(set(picked.tolist()))
-    for index, start in zip(wanted, messages.gop_starts(wanted, one_gop=one_gop), strict=True):
-        if start is None:
-            chunk = messages.chunk_of(index)
-            need = _earlier(group, position, [k for k in held if k >= chunk])
-            while need and need <= set(held):
-                need = _earlier(group, position, sorted(need))
-            return need
-    return set()
+    starts = messages.gop_starts(wanted, one_gop=one_gop)
+    need: set[int] = set()
+    if None in starts:
+        chunk = messages.chunk_of(wanted[starts.index(None)])
+        need = _earlier(group, position, [k for k in held if k >= chunk])
+        while need and need <= set(held):
+            need = _earlier(group, position, sorted(need))
+    return Frames(wanted, starts), need

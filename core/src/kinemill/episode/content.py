@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from kinemill.contracts.episode import TopicKind, TopicReceipt
 from kinemill.episode.cdr import JointTemplate, decode_one, joint_template
+from kinemill.episode.choose import Frames
 from kinemill.episode.decode import DecoderPool, PixelFormat, StreamKind, picture_shape
 from kinemill.episode.gathered import Messages, Run
 from kinemill.episode.h264 import check_packet
@@ -29,8 +29,11 @@ class VideoOptions(NamedTuple):
     pool: DecoderPool
     decoder: str
     pixel_format: PixelFormat
-    out: NDArray[np.uint8] | None = None
-    one_gop: bool = False
+
+
+def has_pictures(topic: TopicReceipt) -> bool:
+    """Whether messages of the topic are decoded to pictures."""
+    return topic.kind is TopicKind.VIDEO and topic.schema in (VIDEO, "") and topic.codec == "h264"
 
 
 def read_content(
@@ -41,10 +44,23 @@ def read_content(
     *,
     where: str,
     video: VideoOptions,
+    frames: Frames | None = None,
+    out: NDArray[np.uint8] | None = None,
 ) -> Any:
-    """Content of the picked messages; zeros (or None in lists) where a topic has no message at all."""
-    if topic.kind is TopicKind.VIDEO and topic.schema in (VIDEO, "") and topic.codec == "h264":
-        return _pictures(topic, messages, picked, answers, where=where, video=video)
+    """Content of the picked messages; zeros (or None in lists) where a topic has no message at all.
+
+    Args:
+        topic: Whose messages.
+        messages: At hand.
+        picked: Indices of the wanted ones.
+        answers: Number of answers, where nothing is picked.
+        where: For error messages.
+        video: How pictures are made.
+        frames: Of a camera: the picked ones, and what they depend on.
+        out: Of a camera: what the pictures are written into.
+    """
+    if has_pictures(topic):
+        return _pictures(topic, messages, picked, frames, answers, where=where, video=video, out=out)
     if topic.schema == JOINT_STATE and topic.encoding == "cdr":
         if len(picked) == 0:
             return np.zeros((answers, len(topic.names) * max(1, len(topic.fields))))
@@ -69,63 +85,54 @@ def _pictures(
     topic: TopicReceipt,
     messages: Messages,
     picked: NDArray[np.int64],
+    frames: Frames | None,
     answers: int,
     *,
     where: str,
     video: VideoOptions,
+    out: NDArray[np.uint8] | None,
 ) -> NDArray[np.uint8]:
     width, height = topic.width or 0, topic.height or 0
-    if (not width or not height) and len(picked):  # a stock file does not tell; the stream does
-        width, height = _size_of(messages, int(picked.min()), where)
+    if (not width or not height) and frames is not None:  # a stock file does not tell; the stream does
+        width, height = _size_of(messages, frames, where)
     shape = picture_shape(video.pixel_format, width, height)
-    if len(picked) == 0:
+    if frames is None:
         return np.zeros((answers, *shape), np.uint8)
-    todo = picked.tolist()
-    inverse = None
-    if len(todo) > 1 and any(b <= a for a, b in itertools.pairwise(todo)):
-        unique, inverse = np.unique(picked, return_inverse=True)
-        todo = unique.tolist()
-    target = video.out if inverse is None else None
+    wanted, starts = frames
+    count = len(wanted)
+    as_picked = count == len(picked) and (count == 1 or wanted == picked.tolist())
+    target = out if as_picked else None
     if target is None:
-        target = np.empty((len(todo), *shape), np.uint8)
-    elif target.shape != (len(todo), *shape) or target.dtype != np.uint8:
-        raise UsageError(f"{where}: out is {target.dtype} {target.shape}, wanted is uint8 {(len(todo), *shape)}")
-    starts = messages.gop_starts(todo, one_gop=video.one_gop)
+        target = np.empty((count, *shape), np.uint8)
+    elif target.shape != (count, *shape) or target.dtype != np.uint8:
+        raise UsageError(f"{where}: out is {target.dtype} {target.shape}, wanted is uint8 {(count, *shape)}")
     kind = StreamKind(video.decoder, "h264", video.pixel_format, width, height)
     decoder = video.pool.take(kind)
     done = 0
-    while done < len(todo):
+    while done < count:
         start = starts[done]
         if start is None:
-            raise CorruptError(f"{where}: the frame of {int(messages.time[todo[done]])} ns has no IDR before it")
+            raise CorruptError(f"{where}: the frame of {int(messages.time[wanted[done]])} ns has no IDR before it")
         stop = done + 1
-        while stop < len(todo) and starts[stop] == start:
+        while stop < count and starts[stop] == start:
             stop += 1
-        last = todo[stop - 1]
-        packets = []
-        for index in range(start, last + 1):
-            data, codec = messages.frame(index)
-            if codec != "h264":
-                raise CorruptError(f"{where}: format {codec!r} in a stream of h264")
-            packets.append(data)
         try:
-            decoder.decode(packets, [i - start for i in todo[done:stop]], target[done:stop])
+            packets = messages.packets(start, wanted[stop - 1] + 1)
+            decoder.decode(packets, [index - start for index in wanted[done:stop]], target[done:stop])
         except CorruptError as exc:
             raise CorruptError(f"{where}: GOP of {int(messages.time[start])} ns is rejected: {exc}") from exc
         done = stop
     video.pool.give(decoder, kind)
-    if inverse is None:
+    if as_picked:
         return target
-    if video.out is None:
-        return target[inverse]
-    return np.take(target, inverse, axis=0, out=video.out)
+    return np.take(target, np.searchsorted(wanted, picked), axis=0, out=out)
 
 
-def _size_of(messages: Messages, index: int, where: str) -> tuple[int, int]:
-    """(width, height) by the parameter set of the IDR that a frame depends on."""
-    (start,) = messages.gop_starts([index], one_gop=False)
+def _size_of(messages: Messages, frames: Frames, where: str) -> tuple[int, int]:
+    """(width, height) by the parameter set of the IDR that the first frame depends on."""
+    start = frames.starts[0]
     if start is not None:
-        info = check_packet(bytes(messages.frame(start)[0]), where=where)
+        info = check_packet(bytes(messages.packets(start, start + 1)[0]), where=where)
         if info.sps is not None:
             return info.sps.width, info.sps.height
     raise CorruptError(f"{where}: no parameter set that tells the picture's size")

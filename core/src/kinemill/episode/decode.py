@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -182,21 +181,19 @@ class DecoderPool:
     def __init__(self, limit: int = _RESTING) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._resting: OrderedDict[int, tuple[StreamKind, Decoder]] = OrderedDict()
-        self._next = 0
+        self._resting: list[tuple[StreamKind, Decoder]] = []  # that rested longest first
         self._pid = os.getpid()
 
     def take(self, key: StreamKind) -> Decoder:
         """A decoder, reset; give it back with `give`."""
         if key.decoder not in DECODERS:
             raise UsageError(f"decoder '{key.decoder}' is not known; there is {', '.join(DECODERS)}")
+        decoder = None
         with self._lock_of_process():
-            for number in reversed(self._resting):
-                if self._resting[number][0] == key:
-                    decoder = self._resting.pop(number)[1]
+            for at in range(len(self._resting) - 1, -1, -1):
+                if self._resting[at][0] == key:
+                    decoder = self._resting.pop(at)[1]
                     break
-            else:
-                decoder = None
         if decoder is None:
             return DECODERS[key.decoder](key.codec, key.pixel_format, key.width, key.height)
         decoder.reset()
@@ -205,10 +202,9 @@ class DecoderPool:
     def give(self, decoder: Decoder, key: StreamKind) -> None:
         """Let a decoder rest; the one that rested longest goes when there are too many."""
         with self._lock_of_process():
-            self._resting[self._next] = (key, decoder)
-            self._next += 1
-            while len(self._resting) > self._limit:
-                self._resting.popitem(last=False)
+            self._resting.append((key, decoder))
+            if len(self._resting) > self._limit:
+                del self._resting[0]
 
     def __len__(self) -> int:
         return len(self._resting)
@@ -219,7 +215,7 @@ class DecoderPool:
             self._lock = threading.Lock()
             # freeing a codec waits for threads that the fork did not copy: the parent's are kept, unused, for good
             self._parents = self._resting
-            self._resting = OrderedDict()
+            self._resting = []
             self._pid = os.getpid()
         return self._lock
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -11,6 +13,7 @@ from kinemill.episode import wire
 from kinemill.episode.h264 import first_slice_is_idr
 from kinemill.episode.opened import OpenChunk
 from kinemill.episode.proto import video_bytes
+from kinemill.errors import CorruptError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,8 +56,7 @@ class Messages:
     """
 
     __slots__ = (
-        "_channel", "_chunk", "_chunks", "_found", "_frames", "_idr", "_mine", "_numbers", "_payloads", "in_order",
-        "time",
+        "_channel", "_chunks", "_edges", "_mine", "_numbers", "_packets", "in_order", "time",
     )  # fmt: skip
 
     def __init__(self, channel: int, numbers: Sequence[int], chunks: Sequence[OpenChunk]) -> None:
@@ -62,25 +64,23 @@ class Messages:
         self._numbers = numbers
         self._chunks = chunks
         self._mine = [c.of(channel) for c in chunks]
-        self._idr: dict[int, bool] = {}
-        self._frames: dict[int, tuple[memoryview, str]] = {}
-        self._chunk: NDArray[np.int64] | None = None
-        self._payloads: tuple[list[int], list[int]] | None = None
-        self._found: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._packets: dict[int, memoryview] = {}
+        # number of each chunk's first message, and of all messages
+        self._edges: Sequence[int] = (0,)
         if len(chunks) == 1:
             self.time, self.in_order = chunks[0].time[self._mine[0]], chunks[0].in_order
-        else:
-            self.time = self._joined([c.time[m] for c, m in zip(chunks, self._mine, strict=True)])
-            self.in_order = all(c.in_order for c in chunks)
+            return
+        times = [c.time[m] for c, m in zip(chunks, self._mine, strict=True)]
+        self._edges = [0, *itertools.accumulate(map(len, times))]
+        self.time = self._joined(times)
+        self.in_order = all(c.in_order for c in chunks)
 
     @property
     def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where each record starts and ends in its chunk."""
-        if self._found is None:
-            parts = [c.records[:2, m] for c, m in zip(self._chunks, self._mine, strict=True)]
-            both = parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty((2, 0), np.int64)], axis=1)
-            self._found = (both[0], both[1])
-        return self._found
+        parts = [c.records[:2, m] for c, m in zip(self._chunks, self._mine, strict=True)]
+        start, end = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return start, end
 
     @staticmethod
     def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -107,16 +107,9 @@ class Messages:
             following = number + len(chunk.time) // len(chunk.lanes)
         return begin
 
-    @property
-    def _place(self) -> NDArray[np.int64]:
-        """Which of the chunks at hand each message lies in."""
-        if self._chunk is None:
-            sizes = [len(c.time[m]) for c, m in zip(self._chunks, self._mine, strict=True)]
-            self._chunk = np.arange(len(sizes)).repeat(sizes)
-        return self._chunk
-
     def _at(self, index: int) -> int:
-        return 0 if len(self._chunks) == 1 else int(self._place[index])
+        """Which of the chunks at hand a message lies in."""
+        return 0 if len(self._chunks) == 1 else bisect_right(self._edges, index) - 1
 
     def chunk_of(self, index: int) -> int:
         """Number of the chunk that a message lies in."""
@@ -124,25 +117,22 @@ class Messages:
 
     def payload(self, index: int) -> memoryview:
         """Of one message."""
-        start, end = self._payloads or self._list_payloads()
-        return self._chunks[self._at(index)].data[start[index] : end[index]]
-
-    def _list_payloads(self) -> tuple[list[int], list[int]]:
-        """Where each payload starts and ends, as Python takes single ones faster."""
-        offset, end = self._places
-        self._payloads = ((offset + _HEAD).tolist(), end.tolist())
-        return self._payloads
+        at = self._at(index)
+        chunk, mine = self._chunks[at], self._mine[at]
+        index -= self._edges[at]
+        start, end = chunk.place(mine.start + index * mine.step if isinstance(mine, slice) else int(mine[index]))
+        return chunk.data[start + _HEAD : end]
 
     def by_chunk(self, picked: NDArray[np.int64]) -> list[Run]:
         """Picked messages in runs of one chunk."""
         if len(self._chunks) == 1:
             return [self._run(0, picked, 0)]
-        place = self._place[picked]
+        place = np.searchsorted(self._edges[1:], picked, "right")
         edges = (np.flatnonzero(place[1:] != place[:-1]) + 1).tolist()
         runs = []
         for low, high in zip([0, *edges], [*edges, len(picked)], strict=True):
             chunk = int(place[low])
-            runs.append(self._run(chunk, picked[low:high], int(self._place.searchsorted(chunk))))
+            runs.append(self._run(chunk, picked[low:high], self._edges[chunk]))
         return runs
 
     def _run(self, chunk: int, picked: NDArray[np.int64], before: int) -> Run:
@@ -156,30 +146,39 @@ class Messages:
         offset, end = self._places
         return Run(picked, one.data, None, (offset[picked] + _HEAD, end[picked]))
 
-    def frame(self, index: int) -> tuple[memoryview, str]:
-        """Data and format of a camera's message."""
-        found = self._frames.get(index)
-        if found is None:
-            found = self._frames[index] = video_bytes(self.payload(index))
+    def packets(self, start: int, stop: int) -> list[memoryview]:
+        """H.264 of a camera's messages of these indices.
+
+        Raises:
+            CorruptError: A message is no CompressedVideo of H.264.
+        """
+        known = self._packets
+        found = []
+        for index in range(start, stop):
+            if index in known:
+                found.append(known[index])
+                continue
+            at = self._at(index)
+            chunk, mine, number = self._chunks[at], self._mine[at], index - self._edges[at]
+            begin, end = chunk.place(mine.start + number * mine.step if isinstance(mine, slice) else int(mine[number]))
+            packet, codec = video_bytes(chunk.data, begin + _HEAD, end)
+            if codec != "h264":
+                raise CorruptError(f"format {codec!r} in a stream of h264")
+            known[index] = packet
+            found.append(packet)
         return found
 
     def is_idr(self, index: int) -> bool:
         """Whether a camera's message is an IDR frame."""
-        found = self._idr.get(index)
-        if found is None:
-            found = self._idr[index] = first_slice_is_idr(self.frame(index)[0])
-        return found
+        return first_slice_is_idr(self.packets(index, index + 1)[0])
 
     def gop_starts(self, indices: Sequence[int], *, one_gop: bool) -> list[int | None]:
         """For each index, increasing, the IDR that the frame depends on; None where that is not at hand.
 
         With `one_gop`, chunks hold one GOP, so that it is the topic's first frame in the chunk.
         """
-        if one_gop and (len(self._chunks) == 1 or self._place[0] == self._place[-1]):
-            return [0 if self.is_idr(0) else None] * len(indices)
         if one_gop:
-            place = self._place
-            firsts = np.searchsorted(place, place[np.asarray(indices, np.int64)]).tolist()
+            firsts = [self._edges[self._at(index)] for index in indices]
             return [first if self.is_idr(first) else None for first in firsts]
         found: list[int | None] = []
         start: int | None = None

@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import operator
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -87,7 +88,7 @@ class GroupLayout:
         """Messages up to the end of each chunk, int64 [topics, chunks]; of a group that was counted."""
         if not self._ends:
             counts = np.zeros((len(self.topics), len(self)), np.int64) if self.counts is None else self.counts
-            self._ends.append(counts.cumsum(axis=1))
+            self._ends.append(np.add.accumulate(counts, 1))
         return self._ends[0]
 
     def total(self, position: int) -> int:
@@ -177,27 +178,32 @@ def _length_column(length: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
 class _Take:
     """Hands out the numbers of a packed layout, never more than there are."""
 
-    __slots__ = ("_at", "_signed", "_values")
+    __slots__ = ("_at", "_left", "_signed", "_values")
 
     def __init__(self, values: NDArray[np.uint64]) -> None:
         self._values = values
         self._signed = _unzigzag(values)  # of all at once, which costs as much as of one group's
         self._at = 0
+        self._left = len(values)
 
-    def _part(self, n: int) -> slice:
-        if n > len(self._values) - self._at:
-            raise CorruptError(f"packed layout: {n} numbers wanted, {len(self._values) - self._at} are left")
+    def _from(self, n: int) -> int:
+        """Where the next `n` numbers start."""
+        if n > self._left:
+            raise CorruptError(f"packed layout: {n} numbers wanted, {self._left} are left")
+        at = self._at
         self._at += n
-        return slice(self._at - n, self._at)
+        self._left -= n
+        return at
 
     def many(self, n: int) -> NDArray[np.uint64]:
-        return self._values[self._part(n)]
+        at = self._from(n)
+        return self._values[at : at + n]
 
     def several(self, limits: tuple[int, ...]) -> list[int]:
         values = self.counts(len(limits))
-        for value, limit in zip(values, limits, strict=True):
-            if value > limit:
-                raise CorruptError(f"packed layout: {value} where at most {limit} makes sense")
+        if any(map(operator.gt, values, limits)):
+            value, limit = next((v, most) for v, most in zip(values, limits, strict=True) if v > most)
+            raise CorruptError(f"packed layout: {value} where at most {limit} makes sense")
         return values
 
     def one(self, limit: int) -> int:
@@ -208,11 +214,12 @@ class _Take:
         return self.many(n).tolist()  # type: ignore[no-any-return]  # NumPy's stub says Any
 
     def signed(self, n: int) -> NDArray[np.int64]:
-        return self._signed[self._part(n)]
+        at = self._from(n)
+        return self._signed[at : at + n]
 
     def end(self) -> None:
-        if self._at != len(self._values):
-            raise CorruptError(f"packed layout: {len(self._values) - self._at} numbers too many")
+        if self._left:
+            raise CorruptError(f"packed layout: {self._left} numbers too many")
 
 
 # ---- topics as JSON
@@ -408,7 +415,8 @@ def _inflate(data: bytes) -> bytes:
 
 
 _LEAST: Final = np.minimum.reduce
-"""As `min`, of which the array's own method is a slower way."""
+"""As `min`, and below as `cumsum`, of which the arrays' own methods are slower ways."""
+_SUMS: Final = np.add.accumulate
 
 
 def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end: int, *, crc: bool) -> GroupLayout:
@@ -426,26 +434,29 @@ def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end:
         counts = _expand_all(pairs, pairs_per_topic, n, name)
         full = 0 not in pairs[::2]
         if len(pairs) == 2 * len(topics):  # each topic has the same count in all chunks
-            extra = sum(15 + 16 * count for count in pairs[::2] if count)
+            extra = sum([15 + 16 * count for count in pairs[::2] if count])
         else:
             extra = index_bytes(counts[:, :-1])
     base, skew, gops, t0 = take.several((_MAX_LENGTH, _MAX_TIME, _MAX_CHUNKS, _MAX_TIME))
     signed = take.signed(4 * n + max(gops - 1, 0))
-    length = signed[1 : n + 1] + base if base else signed[1 : n + 1].cumsum()
-    gap = signed[n + 1 : 2 * n] + extra
-    first_and_duration = signed[2 * n : 4 * n].reshape(2, n).cumsum(axis=1)
+    columns = signed[1 : 4 * n].copy()
+    length, gap, first_and_duration = columns[:n], columns[n : 2 * n - 1], columns[2 * n - 1 :].reshape(2, n)
+    if base:
+        length += base
+    else:
+        _SUMS(length, out=length)
+    gap += extra
+    _SUMS(first_and_duration, 1, out=first_and_duration)
     t_first, duration = first_and_duration  # so far the steps from one first time to the next
-    t_first[0] += t0
-    t_first.cumsum(out=t_first)
-    t_last = t_first + duration
     offset = np.empty(n, np.int64)
     offset[0] = end + int(signed[0])
-    if n > 1:
-        np.add(length[:-1], gap, out=offset[1:])
-        offset.cumsum(out=offset)
-    lowest = min(int(_LEAST(length)) - 1, int(_LEAST(gap, initial=0)), int(_LEAST(first_and_duration, axis=None)))
-    if lowest < 0 or offset[0] < 0 or int(offset[-1]) > _MAX_TIME // 2:
+    np.add(length[:-1], gap, out=offset[1:])
+    _SUMS(offset, out=offset)
+    if int(_LEAST(columns)) < 0 or int(_LEAST(length)) < 1 or offset[0] < 0 or int(offset[-1]) > _MAX_TIME // 2:
         raise CorruptError(f"packed layout: group {name} has chunks that overlap, or end before they start")
+    t_first[0] += t0
+    _SUMS(t_first, out=t_first)
+    t_last = t_first + duration
     gop_chunk = signed[4 * n :].cumsum() if gops else None
     if gop_chunk is not None and len(gop_chunk) and not (gop_chunk.min() >= 0 and gop_chunk.max() < n):
         raise CorruptError(f"packed layout: group {name} has a GOP in a chunk that is not there")
@@ -464,4 +475,4 @@ def _expand_all(pairs: list[int], pairs_per_topic: list[int], n: int, name: str)
         at += number
     if not sane:
         raise CorruptError(f"packed layout: group {name}: message counts do not cover its {n} chunks")
-    return np.repeat(values, times).reshape(len(pairs_per_topic), n)
+    return np.array(values, np.int64).repeat(times).reshape(len(pairs_per_topic), n)

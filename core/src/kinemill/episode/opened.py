@@ -7,6 +7,7 @@ the layout's word: size, times, counts, checksum and sequence numbers.
 from __future__ import annotations
 
 import functools
+import operator
 import struct
 import threading
 from collections.abc import Sequence
@@ -72,6 +73,36 @@ class Rounds(NamedTuple):
         out[3] = number * [self.channels.count(c) for c in self.channels] + self.sequence
         return out.reshape(4, -1)
 
+    def place(self, index: int) -> tuple[int, int]:
+        """Where a message record starts and ends."""
+        number, lane = divmod(index, len(self.starts))
+        return number * self.size + self.starts[lane], number * self.size + self.ends[lane]
+
+    def counts_from(self, lanes: int) -> Sequence[int] | None:
+        """As `OpenChunk.counts_from`, of so many lanes."""
+        return self.sequence if lanes else None
+
+
+class Listed(NamedTuple):
+    """Message records one by one, as a video chunk has them: few, of which Python takes single ones faster."""
+
+    numbers: list[int]
+    """Start, end, channel, sequence number and log time of each."""
+
+    def records(self) -> NDArray[np.int64]:
+        """As `OpenChunk.records`."""
+        return np.array(self.numbers, np.int64).reshape(-1, 5).T[:4].copy()
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Where a message record starts and ends."""
+        return self.numbers[5 * index], self.numbers[5 * index + 1]
+
+    def counts_from(self, lanes: int) -> Sequence[int] | None:
+        """As `OpenChunk.counts_from`, of so many lanes."""
+        sequence = self.numbers[3::5]
+        fits = lanes and [number + 1 for number in sequence[:-lanes]] == sequence[lanes:]
+        return sequence[:lanes] if fits else None
+
 
 class OpenChunk:
     """The messages of a chunk, in file order.
@@ -82,31 +113,35 @@ class OpenChunk:
         in_order: Times do not go back.
         lanes: Channels of one round, where the messages are rounds of the same channels, each once; else empty.
         rounds: The pattern, where the lengths repeat as well.
+        place: Where the message record of an index starts and ends in the data.
     """
 
-    __slots__ = ("_first", "_told", "data", "in_order", "lanes", "rounds", "time")
+    __slots__ = ("_found", "_told", "data", "in_order", "lanes", "place", "rounds", "time")
 
     def __init__(
         self,
         data: memoryview,
         time: NDArray[np.int64],
         lanes: tuple[int, ...],
-        told: Rounds | NDArray[np.int64],
+        told: Rounds | Listed,
+        *,
+        in_order: bool,
     ) -> None:
         self.data = data
         self.time = time
-        self.in_order = not np.count_nonzero(time[1:] < time[:-1])
+        self.in_order = in_order
         self.lanes = lanes
         self.rounds = told if isinstance(told, Rounds) else None
+        self.place = told.place
         self._told = told
-        self._first: Sequence[int] | None = () if self.rounds is None else self.rounds.sequence
+        self._found: NDArray[np.int64] | None = None
 
     @property
     def records(self) -> NDArray[np.int64]:
         """Offset, end, channel and sequence number of each message record: int64 [4, n]."""
-        if isinstance(self._told, Rounds):
-            self._told = self._told.records()
-        return self._told
+        if self._found is None:
+            self._found = self._told.records()
+        return self._found
 
     @property
     def offset(self) -> NDArray[np.int64]:
@@ -139,22 +174,16 @@ class OpenChunk:
             return int(self.time[0]), int(self.time[-1])
         return int(self.time.min()), int(self.time.max())
 
-    def of(self, channel: int) -> slice | NDArray[np.bool_]:
-        """Index of one channel's messages."""
+    def of(self, channel: int) -> slice | NDArray[np.int64]:
+        """Indices of one channel's messages, increasing."""
         if self.lanes:
             lanes = self.lanes
-            return slice(lanes.index(channel), None, len(lanes)) if channel in lanes else slice(0, 0)
-        mask: NDArray[np.bool_] = self.channel == channel
-        return mask
+            return slice(lanes.index(channel), None, len(lanes)) if channel in lanes else slice(0, 0, 1)
+        return np.flatnonzero(self.channel == channel)
 
     def counts_from(self) -> Sequence[int] | None:
         """First sequence number of each lane, where each counts up by one; else None."""
-        if not self.lanes:
-            return None
-        if self._first == ():  # not looked at yet
-            table = self.sequence.reshape(-1, len(self.lanes))
-            self._first = None if np.count_nonzero(table[1:] - table[:-1] != 1) else table[0].tolist()
-        return self._first
+        return self._told.counts_from(len(self.lanes))
 
 
 def read_chunk_head(view: memoryview | bytes, *, where: str, limit: int = MAX_RAW) -> ChunkHead:
@@ -284,30 +313,42 @@ def _walk_rounds(data: memoryview) -> OpenChunk | None:
     if not at or size % at or (at < size and channel != channels[0]):
         return None
     count, lanes = size // at, len(starts)
-    # the first 24 bytes of each head as three words: opcode and length; end of it, channel, sequence; log time
-    heads = np.empty((count, lanes, 3), "<u8")
-    lines = heads.view("V24")
-    for lane, start in enumerate(starts):
-        lines[:, lane, 0] = np.ndarray((count,), "V24", data, start, (at,))
-    front, middle, back = heads[:, :, 0], heads[:, :, 1], heads[:, :, 2]
-    distinct = len(set(channels)) == lanes
-    each = 1 if distinct else np.array([channels.count(c) for c in channels], np.uint64)
-    # an overflow of the sequence number would show in the bits above it, and goes record by record
-    expected = (middle[0] & _LOW_56) + (_numbers(count) * each << _24)
-    if np.count_nonzero(front != front[0]) or np.count_nonzero(middle & _LOW_56 != expected):
+    each = tuple(map(channels.count, channels))
+    if max(map(operator.add, sequence, [(count - 1) * n for n in each])) >= 1 << 32:  # numbers start anew in between
         return None
-    time = (middle >> _56 | back << _8).reshape(-1).view(np.int64)
+    # the first 24 bytes of each head as three words: opcode and length; end of it, channel, sequence; log time
+    heads = np.empty((count, lanes), _HEADS)
+    for lane, start in enumerate(starts):
+        heads[:, lane] = np.ndarray((count,), _HEADS, data, start, (at,))
+    words = np.ndarray((3 * count * lanes,), _WORD, heads)
+    # what is kept for the next chunk is small
+    mask, expected = (_steps if count * lanes <= 1 << 14 else _steps.__wrapped__)(count - 1, each)
+    steps = words[3 * lanes :] - words[: -3 * lanes]
+    steps &= mask
+    if np.count_nonzero(steps != expected):
+        return None
+    time = np.ndarray((count * lanes,), "<i8", heads, _TIME_AT, (_HEADS.itemsize,)).copy()
     rounds = Rounds(count, at, tuple(starts), (*starts[1:], at), tuple(channels), tuple(sequence))
-    return OpenChunk(data, time, rounds.channels if distinct else (), rounds)
+    in_order = not np.count_nonzero(time[1:] < time[:-1])
+    return OpenChunk(data, time, rounds.channels if max(each) == 1 else (), rounds, in_order=in_order)
 
 
-_8, _24, _56 = (np.uint64(n) for n in (8, 24, 56))
-_LOW_56: Final = np.uint64((1 << 56) - 1)
+_HEADS: Final = np.dtype("V24")
+_WORD: Final = np.dtype("<u8")
+_TIME_AT: Final = 15
 
 
-@functools.lru_cache(maxsize=8)
-def _numbers(count: int) -> NDArray[np.uint64]:
-    return np.arange(count, dtype=np.uint64)[:, None]
+@functools.lru_cache(maxsize=16)
+def _steps(count: int, each: tuple[int, ...]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Which bits of the words of `count` rounds tell of what is regular, and how these differ from a round before.
+
+    Args:
+        count: Rounds.
+        each: By how much the sequence number of each message in a round has grown.
+    """
+    mask = np.array([(1 << 64) - 1, (1 << 56) - 1, 0], np.uint64)
+    expected = np.array([(0, n << 24, 0) for n in each], np.uint64)
+    return np.tile(mask, count * len(each)), np.tile(expected.ravel(), count)
 
 
 def _lanes(channel: list[int]) -> tuple[int, ...]:
@@ -342,11 +383,12 @@ def _walk_records(data: memoryview, where: str) -> OpenChunk:
         elif op not in (wire.Op.SCHEMA, wire.Op.CHANNEL) and op < 0x80:
             raise CorruptError(f"{where}: a record of type {op:#x} inside a chunk")
         at = end
+    times = found[4::5]
     try:
-        columns = np.array(found, np.int64).reshape(-1, 5).T.copy()
+        log_time = np.array(times, np.int64)
     except OverflowError as exc:
         raise CorruptError(f"{where}: a message with a time over 2^63 ns") from exc
-    return OpenChunk(data, columns[4], _lanes(found[2::5]), columns[:4])
+    return OpenChunk(data, log_time, _lanes(found[2::5]), Listed(found), in_order=times == sorted(times))
 
 
 def open_chunk(

@@ -104,18 +104,25 @@ def top_fields(data: bytes | memoryview) -> Iterator[tuple[int, int | memoryview
         at += size
 
 
-def video_bytes(data: memoryview) -> tuple[memoryview, str]:
+def video_bytes(data: memoryview, start: int = 0, end: int | None = None) -> tuple[memoryview, str]:
     """Data and format of a CompressedVideo.
+
+    Args:
+        data: Bytes that hold it.
+        start: Where it starts.
+        end: Where it ends; None at the end of `data`.
 
     Raises:
         CorruptError: Not such a message.
     """
-    tail = len(data) - len(_H264)
-    if tail > _HEAD and data[tail:] == _H264:
-        at = _data_at(bytes(data[:_HEAD]), tail)
-        if at:
+    if end is None:
+        end = len(data)
+    tail = end - len(_H264)
+    if tail - start > _HEAD and data[tail:end] == _H264:
+        at = start + _data_at(bytes(data[start : start + _HEAD]), tail - start)
+        if at > start:
             return data[at:tail], "h264"
-    return _video_bytes_slow(data)
+    return _video_bytes_slow(data[start:end])
 
 
 def _data_at(head: bytes, end: int) -> int:

@@ -7,16 +7,17 @@ byte ranges, the store fetches them, `decode` checks and decodes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kinemill.contracts.episode import Receipt, TopicKind, TopicReceipt
+from kinemill.contracts.episode import Receipt, TopicReceipt
 from kinemill.contracts.store import Store
-from kinemill.episode.choose import chunks_of, missing_start, select
-from kinemill.episode.content import VideoOptions, read_content
+from kinemill.episode.choose import chunks_of, frames_of, select
+from kinemill.episode.content import VideoOptions, has_pictures, read_content
 from kinemill.episode.decode import SHARED, DecoderPool, PixelFormat
 from kinemill.episode.gathered import Messages
 from kinemill.episode.layout import GroupLayout, Layout
@@ -160,11 +161,9 @@ class EpisodeReader:
     def plan(self, windows: Sequence[Window]) -> Plan:
         """Which bytes `windows` need; one range per group, unless parts lie over 4 MiB apart."""
         wanted: dict[int, set[int]] = {}
-        known: dict[tuple[int, tuple[int, ...], str], set[int]] = {}
+        known: dict[tuple[int, tuple[int, ...]], set[int]] = {}
         keys = set()
         for window in windows:
-            if window.key in keys:
-                raise UsageError(f"two windows with the key {window.key}; give one a name")
             keys.add(window.key)
             where = self._at.get(window.topic)
             if where is None:
@@ -172,15 +171,24 @@ class EpisodeReader:
                 raise UsageError(
                     f"episode {self.key} has no topic {window.topic}" + (f"; did you mean {close}?" if close else "")
                 )
-            group = self.layout.groups[where[0]]
+            g, position = where
+            group = self.layout.groups[g]
+            chunks = None
             # in a group whose chunks all hold all topics, windows of the same times need the same chunks
-            same = (where[0], window.times_ns, window.pick) if group.full and window.times_ns else None
-            chunks = None if same is None else known.get(same)
+            shared = group.full and window.pick == "before" and bool(window.times_ns)
+            if shared:
+                chunks = known.get((g, window.times_ns))
             if chunks is None:
-                chunks = chunks_of(group, where[1], window)
-                if same is not None and window.pick == "before":
-                    known[same] = chunks
-            wanted.setdefault(where[0], set()).update(chunks)
+                chunks = chunks_of(group, position, window)
+                if shared:
+                    known[g, window.times_ns] = chunks
+            if g in wanted:
+                wanted[g] |= chunks
+            else:
+                wanted[g] = set(chunks)
+        if len(keys) < len(windows):
+            twice = [key for key, n in Counter(w.key for w in windows).items() if n > 1]
+            raise UsageError(f"two windows with the key {twice[0]}; give one a name")
         return Plan(tuple(windows), self._fetches(wanted))
 
     def decode(
@@ -219,11 +227,10 @@ class EpisodeReader:
 
     def _fetches(self, wanted: dict[int, set[int]]) -> tuple[Fetch, ...]:
         out = []
-        total = 0
         for g, numbers in sorted(wanted.items()):
             group = self.layout.groups[g]
             run: list[int] = []
-            for k in sorted(numbers, key=lambda k: int(group.offset[k])):
+            for k in sorted(numbers, key=group.offset.item) if len(numbers) > 1 else numbers:
                 start = int(group.offset[k])
                 if run and start - run[3] <= MERGE_GAP and k >= run[1]:
                     run[1], run[3] = k, start + int(group.length[k])
@@ -233,7 +240,7 @@ class EpisodeReader:
                 run = [k, k, start, start + int(group.length[k])]
             if run:
                 out.append(Fetch(g, run[0], run[1], run[2], run[3] - run[2]))
-        total = sum(f.length for f in out)
+        total = sum([f.length for f in out])
         if total > MAX_READ:
             raise LimitError(f"episode {self.key}: {total >> 20} MiB for one read; the bound is {MAX_READ >> 20}")
         return tuple(out)
@@ -277,21 +284,18 @@ class EpisodeReader:
         expected: list[int] = counts[:, k].tolist()
         if len(chunk.time) != sum(expected):
             raise CorruptError(f"{where}: {len(chunk.time)} messages, the layout says {sum(expected)}")
-        before = [end - n for end, n in zip(group.ends[:, k].tolist(), expected, strict=True)]
-        if _sequences_fit(group, expected, before, chunk):
+        first = [end - n + 1 for end, n in zip(group.ends[:, k].tolist(), expected, strict=True)]
+        if _are_rounds(group, expected, first, chunk):
             return
-        for topic, n, start in zip(group.topics, expected, before, strict=True):
-            mine = chunk.sequence[chunk.channel == topic.channel_id]
+        for topic, n, start in zip(group.topics, expected, first, strict=True):
+            mine = chunk.sequence[chunk.of(topic.channel_id)]
             if len(mine) != n:
                 raise CorruptError(f"{where}: {len(mine)} messages of {topic.topic}, the layout says {n}")
-            if n and not (mine == np.arange(start + 1, start + 1 + n) % (1 << 32)).all():
+            if n and not (mine == np.arange(start, start + n) % (1 << 32)).all():
                 raise CorruptError(
                     f"{where}: sequence of {topic.topic} is {int(mine[0])}..{int(mine[-1])}, expected "
-                    f"{start + 1}..{start + n}: messages are missing or belong elsewhere"
+                    f"{start}..{start + n - 1}: messages are missing or belong elsewhere"
                 )
-
-    def _one_gop(self, group: GroupLayout) -> bool:
-        return self._strict and group.gop_chunk is None
 
     # -- answers
 
@@ -303,48 +307,44 @@ class EpisodeReader:
     ) -> tuple[dict[str, Answer], dict[int, set[int]]]:
         """Answers, or which chunks are needed besides (group -> chunks)."""
         chosen = []
-        held_of: dict[int, list[int]] = {}
+        at_hand: dict[int, tuple[list[int], list[OpenChunk]]] = {}
         more: dict[int, set[int]] = {}
         for window in windows:
             g, position = self._at[window.topic]
             group = self.layout.groups[g]
-            held = held_of.get(g)
-            if held is None:
-                held = held_of[g] = sorted(k for h, k in chunks if h == g)
-            messages = Messages(group.topics[position].channel_id, held, [chunks[g, k] for k in held])
+            topic = group.topics[position]
+            if g not in at_hand:
+                held = sorted([k for h, k in chunks if h == g])
+                at_hand[g] = held, [chunks[g, k] for k in held]
+            held, opened = at_hand[g]
+            messages = Messages(topic.channel_id, held, opened)
             picked, pad, need = select(group, position, window, messages, held)
-            if not need and group.topics[position].kind is TopicKind.VIDEO and len(picked):
-                need = missing_start(group, position, messages, picked, held, one_gop=self._one_gop(group))
+            where = f"episode {self.key}: group {group.name}, topic {topic.topic}"
+            frames = None
+            if not need and has_pictures(topic) and len(picked):
+                one_gop = self._strict and group.gop_chunk is None
+                try:
+                    frames, need = frames_of(group, position, messages, picked, held, one_gop=one_gop)
+                except CorruptError as exc:
+                    raise CorruptError(f"{where}: {exc}") from exc
             if need:
                 more.setdefault(g, set()).update(need)
-            chosen.append((window, group, group.topics[position], messages, picked, pad))
+            chosen.append((window.key, topic, messages, picked, pad, frames, where))
         if more:
             return {}, more
         answers: dict[str, Answer] = {}
-        for window, group, topic, messages, picked, pad in chosen:
-            where = f"episode {self.key}: group {group.name}, topic {topic.topic}"
-            video = self._video
-            if topic.kind is TopicKind.VIDEO:
-                video = video._replace(out=out.get(window.key), one_gop=self._one_gop(group))
-            data = read_content(topic, messages, picked, len(pad), where=where, video=video)
+        for key, topic, messages, picked, pad, frames, where in chosen:
+            data = read_content(
+                topic, messages, picked, len(pad), where=where, video=self._video, frames=frames, out=out.get(key)
+            )
             time = messages.time[picked] if len(picked) else np.zeros(len(pad), np.int64)
-            answers[window.key] = (time, data, pad)
+            answers[key] = (time, data, pad)
         return answers, {}
 
 
-def _sequences_fit(group: GroupLayout, expected: list[int], before: list[int], chunk: OpenChunk) -> bool:
-    """Whether a chunk of regular rounds holds just the sequence numbers that it should; all topics at once."""
-    lanes = chunk.lanes
-    first = chunk.counts_from()
-    if first is None:
+def _are_rounds(group: GroupLayout, expected: list[int], first: list[int], chunk: OpenChunk) -> bool:
+    """Whether a chunk is rounds of all topics in their order, numbered as expected: the commonest, told at once."""
+    numbers = chunk.counts_from()
+    if numbers is None or list(numbers) != first or len(set(expected)) != 1 or max(first) + expected[0] > 1 << 32:
         return False
-    rounds = len(chunk.time) // len(lanes)
-    filled = 0
-    for topic, n, start in zip(group.topics, expected, before, strict=True):
-        if topic.channel_id in lanes:
-            filled += 1
-            if n != rounds or first[lanes.index(topic.channel_id)] != start + 1:
-                return False
-        elif n:
-            return False
-    return filled == len(lanes) and max(first) + rounds < 1 << 32
+    return chunk.lanes == tuple([topic.channel_id for topic in group.topics])
