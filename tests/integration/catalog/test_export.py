@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -12,11 +13,13 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
+from kinemill.cli import cli, run
 from kinemill.contracts import EpisodeState, RunStatus, StepResult, StepStatus
-from kinemill.errors import StateError
+from kinemill.errors import StateError, UnavailableError
 from kinemill.pipelines.catalog import Catalog, LabelRecord, QualityRecord
 from kinemill.pipelines.catalog.embedded import PostgresServer
 from kinemill.pipelines.warehouse.export import Exporter
+from kinemill.pipelines.warehouse.metrics import count_rows
 from kinemill.pipelines.warehouse.read import ChangeReader
 from kinemill.pipelines.warehouse.reconcile import entomb, reconcile
 from kinemill.pipelines.warehouse.schema import EPISODES, arrow_schema
@@ -271,3 +274,61 @@ def test_a_table_of_an_older_program_gains_the_new_columns(only: Place, monkeypa
     assert only.export() == 1
     assert Counter(row["updated_at"] is None for row in only.rows()) == {True: 2, False: 1}
     assert only.agrees()
+
+
+def test_exported_rows_are_counted_from_one_run_to_the_next(
+    only: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name, value in {
+        **only.s3.environ(),
+        "KINEMILL_CATALOG_URL": only.catalog.libpq_url,
+        "KINEMILL_WAREHOUSE_URL": only.url,
+    }.items():
+        monkeypatch.setenv(name, value)
+    file = tmp_path / "export.prom"
+    totals = []
+    for count in (3, 2, 0):
+        if count:
+            ingest(only.catalog, count)
+        assert run(cli, "kinemill", ["warehouse", "sync", "--metrics", str(file)]) == 0, capsys.readouterr().err
+        help_line, type_line, value = file.read_text().splitlines()
+        assert help_line.startswith("# HELP kinemill_export_rows_total ")
+        assert type_line == "# TYPE kinemill_export_rows_total counter"
+        totals.append(value.removeprefix("kinemill_export_rows_total "))
+    assert totals == ["3", "5", "5"]
+    assert [path.name for path in tmp_path.iterdir()] == ["export.prom"]
+    assert run(cli, "kinemill", ["warehouse", "sync", "--metrics", str(tmp_path / "none" / "x.prom")]) == 2
+    # (a counter that cannot be written costs nothing else)
+    (tmp_path / ".export.prom.new").mkdir()
+    assert run(cli, "kinemill", ["warehouse", "sync", "--metrics", str(file)]) == 0
+    assert "0 exported rows were not counted" in caplog.text
+
+
+def test_rows_that_were_committed_before_an_export_died_are_counted(only: Place) -> None:
+    ingest(only.catalog, 6)
+    written = []
+
+    def dying(step: str) -> None:
+        if step == "written":
+            written.append(step)
+            if len(written) == 2:
+                raise UnavailableError("the store is gone")
+
+    exporter = Exporter(only.catalog, only.target(), batch_rows=4, on_step=dying)
+    with pytest.raises(UnavailableError):
+        exporter.run()
+    assert exporter.committed == len(only.rows()) == 4
+
+
+@pytest.mark.parametrize("before", [None, "", "kinemill_export_rows_total x\n", "kinemill_export_rows_total 7\n"])
+def test_a_counter_goes_on_from_its_file_or_begins_anew(tmp_path: Path, before: str | None) -> None:
+    file = tmp_path / "export.prom"
+    if before is not None:
+        file.write_text(before)
+    already = 7 if before and "7" in before else 0
+    assert count_rows(file, 5) == already + 5
+    assert file.read_text().endswith(f"kinemill_export_rows_total {already + 5}\n")

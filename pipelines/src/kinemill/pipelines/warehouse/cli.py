@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
 from kinemill.pipelines.parts import answer, open_catalog, open_iceberg, open_warehouse, options, settings_of
 
 __all__ = ["warehouse"]
+
+_log = logging.getLogger(__name__)
 
 
 @click.group()
@@ -21,8 +25,13 @@ def warehouse() -> None:
 
 
 @warehouse.command()
+@click.option(
+    "--metrics",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also count the exported rows in this file of Prometheus text.",
+)
 @options("catalog", "warehouse", "json")
-def sync(catalog_url: str | None, warehouse_url: str | None, as_json: bool) -> None:
+def sync(*, metrics: Path | None, catalog_url: str | None, warehouse_url: str | None, as_json: bool) -> None:
     """Export everything that changed in the catalog since the last time.
 
     \b
@@ -31,9 +40,16 @@ def sync(catalog_url: str | None, warehouse_url: str | None, as_json: bool) -> N
     """
     from kinemill.pipelines.warehouse.export import Exporter
 
+    if metrics is not None and not metrics.absolute().parent.is_dir():
+        raise click.UsageError(f"--metrics: no folder {metrics.absolute().parent}")
     settings = settings_of(catalog_url=catalog_url, warehouse_url=warehouse_url)
     with open_catalog(settings) as catalog, open_iceberg(settings, catalog) as target:
-        report = Exporter(catalog, target).run()
+        exporter = Exporter(catalog, target)
+        try:
+            report = exporter.run()
+        finally:
+            if metrics is not None:
+                _count(metrics.absolute(), exporter.committed)
 
     def lines() -> Iterator[str]:
         yield f"{report.rows} rows in {report.commits} commits, {report.seconds:.1f} s"
@@ -41,6 +57,16 @@ def sync(catalog_url: str | None, warehouse_url: str | None, as_json: bool) -> N
             yield "the catalog was new to this warehouse, or restored: all episodes were sent"
 
     answer(report, lines, as_json=as_json)
+
+
+def _count(metrics: Path, rows: int) -> None:
+    """What was exported stays so where it cannot be counted."""
+    from kinemill.pipelines.warehouse.metrics import count_rows
+
+    try:
+        count_rows(metrics, rows)
+    except OSError as exc:
+        _log.warning("%s: %d exported rows were not counted: %s", metrics, rows, exc)
 
 
 @warehouse.command()

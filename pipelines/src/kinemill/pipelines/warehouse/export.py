@@ -99,6 +99,8 @@ class Exporter:
         self._target = target
         self._batch_rows = batch_rows
         self._on_step = on_step or (lambda _: None)
+        self.committed = 0
+        """Rows that all runs of this exporter added to the warehouse, also one that an error ended."""
 
     def run(self, *, max_commits: int | None = None) -> ExportReport:
         """Export everything that is safe to read now, and return.
@@ -124,7 +126,9 @@ class Exporter:
                     break
                 self._on_step("bounded")
                 after, at = stand, Watermark(at.epoch, *span.last)
-                rows += self._copy(reader, span, at, after, lock)
+                added = self._copy(reader, span, at, after, lock)
+                rows += added
+                self.committed += added
                 stand = at
                 commits += 1
                 self._on_step("committed")
