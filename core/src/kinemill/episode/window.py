@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from operator import index
+from typing import Final, Literal, Self
 
 from kinemill.errors import UsageError
 
 __all__ = ["Window"]
 
-_MAX_ITEMS = 1 << 20
+_MAX_ITEMS: Final = 1 << 20
+_FAR: Final = 1 << 62
+_PICKS: Final = ("before", "nearest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,28 @@ class Window:
     """Key of the answer; the topic where empty."""
 
     def __post_init__(self) -> None:
-        if (bool(self.times_ns) + (self.span_ns is not None) + (self.step_range is not None)) != 1:
+        times = self.times_ns
+        if (bool(times) + (self.span_ns is not None) + (self.step_range is not None)) != 1:
             raise UsageError(f"window on {self.topic}: exactly one of times, a span or steps")
+        if self.pick not in _PICKS:
+            raise UsageError(f"window on {self.topic}: pick {self.pick!r}; {' or '.join(_PICKS)}")
         if self.tolerance_ns is not None and self.tolerance_ns < 0:
             raise UsageError(f"window on {self.topic}: a tolerance of {self.tolerance_ns} ns")
-        if len(self.times_ns) > _MAX_ITEMS or (self.step_range and self.step_range[1] > _MAX_ITEMS):
+        if len(times) > _MAX_ITEMS or (self.step_range and self.step_range[1] > _MAX_ITEMS):
             raise UsageError(f"window on {self.topic}: more than {_MAX_ITEMS} messages")
+        low = high = 0
+        if times:
+            low, high = min(times), max(times)
+        elif self.step_range is not None:
+            low, count, stride = self.step_range
+            if count < 1 or stride < 1:
+                raise UsageError(f"window on {self.topic}: count {count} and stride {stride} have to be 1 or more")
+            high = low + count * stride
+        elif self.span_ns is not None and self.span_ns[1] < self.span_ns[0]:
+            start, end = self.span_ns
+            raise UsageError(f"window on {self.topic}: it ends ({end} ns) before it starts ({start} ns)")
+        if low < -_FAR or high > _FAR:
+            raise UsageError(f"window on {self.topic}: {low}..{high} goes beyond 2^62, as no recording does")
 
     @property
     def key(self) -> str:
@@ -61,20 +80,22 @@ class Window:
             tolerance_ns: Older (or farther) than this is padding. None: any age inside the
                 recording, and one nominal period behind the group's last message.
             name: Key of the answer, where one topic has two windows.
+
+        Raises:
+            UsageError: Times that are no whole numbers: a float has no room for nanoseconds since 1970.
         """
-        times = (int(times_ns),) if isinstance(times_ns, int) else tuple(map(int, times_ns))
+        try:
+            times = tuple(map(index, times_ns if isinstance(times_ns, Iterable) else (times_ns,)))
+        except TypeError as exc:
+            raise UsageError(f"window on {topic}: times are whole numbers of nanoseconds ({exc})") from exc
         return cls(topic, times_ns=times, pick=pick, tolerance_ns=tolerance_ns, name=name)
 
     @classmethod
     def between(cls, topic: str, start_ns: int, end_ns: int, *, name: str = "") -> Self:
         """All messages with start_ns <= t < end_ns; possibly none."""
-        if end_ns < start_ns:
-            raise UsageError(f"window on {topic}: it ends ({end_ns} ns) before it starts ({start_ns} ns)")
-        return cls(topic, span_ns=(int(start_ns), int(end_ns)), name=name)
+        return cls(topic, span_ns=(index(start_ns), index(end_ns)), name=name)
 
     @classmethod
     def steps(cls, topic: str, first: int, count: int, *, stride: int = 1, name: str = "") -> Self:
         """`count` messages from number `first` (the topic's first is 0); those outside are padding."""
-        if count < 1 or stride < 1:
-            raise UsageError(f"window on {topic}: count {count} and stride {stride} have to be 1 or more")
-        return cls(topic, step_range=(int(first), int(count), int(stride)), name=name)
+        return cls(topic, step_range=(index(first), index(count), index(stride)), name=name)
