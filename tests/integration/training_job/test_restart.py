@@ -116,6 +116,10 @@ def test_kill_segfault_and_exception_change_no_bit(undisturbed: tuple[Path, dict
     assert resumed[2] <= resumed[3] <= 20
     assert [meta.outcome for meta in metas if meta] == [AttemptOutcome.FAILED] * 3 + [AttemptOutcome.FINISHED]
     assert [meta.torchelastic_restart_count for meta in metas if meta] == [0, 1, 2, 3]
+    begun = [row for row in rows(run) if row.get("event") == "start"]
+    assert [row["restarts"] for row in begun] == [{}, {"in_place": 1}, {"in_place": 2}, {"in_place": 3}]
+    lost_s = [row["lost_step_s"] for row in begun]
+    assert lost_s[0] == 0 < lost_s[1] < lost_s[2] < lost_s[3]
     first, second, third = (run / "attempts" / f"{n:06d}" for n in (1, 2, 3))
     killed = json.loads((first / "rank-00001" / "exit.json").read_text())
     assert (killed["signal"], killed["exit_code"], killed["last_step"]) == ("SIGKILL", None, 11)

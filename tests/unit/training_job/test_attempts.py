@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kinemill.contracts import AttemptMeta, AttemptOutcome
 from kinemill.training.attempts import (
+    Restarts,
     Verdict,
+    count_restarts,
     finish_meta,
     history,
     read_meta,
@@ -63,6 +69,73 @@ def test_a_person_who_starts_again_gets_a_fresh_count() -> None:
 
 def test_zero_turns_the_rule_off() -> None:
     assert stuck([meta(1, None)], None, limit=0) is None
+
+
+def tried(number: int, resume: int | None, last: int | None, **more: Any) -> AttemptMeta:
+    """An attempt of 100 s."""
+    told = {
+        "job_id": "7",
+        "slurm_restart_count": 0,
+        "torchelastic_restart_count": 0,
+        "ended_at_ns": 101 * 10**9,
+        **more,
+    }
+    return AttemptMeta(
+        number,
+        hosts=("h",),
+        world_size=2,
+        resume_step=resume,
+        code_version="v",
+        started_at_ns=10**9,
+        last_step=last,
+        **told,
+    )
+
+
+def test_restarts_are_counted_by_kind_and_by_the_steps_done_again() -> None:
+    attempts = [
+        tried(1, None, 50),
+        tried(2, 40, 60, torchelastic_restart_count=1),  # 10 steps of 2 s again
+        tried(3, 60, 80, slurm_restart_count=1),  # requeued, at the very step it ended with
+        tried(4, 70, 70, slurm_restart_count=1, torchelastic_restart_count=1),  # 10 steps of 5 s again
+        tried(5, 70, 90, job_id="8"),  # the fourth made no step, so it lost none
+        tried(
+            6, 60, 100, job_id="8", torchelastic_restart_count=1
+        ),  # 30 steps of 5 s: the newest checkpoint was damaged
+    ]
+    found = count_restarts(attempts)
+    assert found.by_kind == {"in_place": 3, "requeue": 1, "resubmit": 1}
+    assert found.lost_s == pytest.approx(10 * 2 + 10 * 5 + 30 * 5)
+    assert count_restarts(attempts[:1]) == count_restarts([]) == Restarts({}, 0.0)
+    for number in range(2, 7):
+        assert count_restarts(attempts[:number]).lost_s >= count_restarts(attempts[: number - 1]).lost_s
+
+
+def test_a_launch_that_begins_anew_outside_of_slurm_is_a_resubmit() -> None:
+    before = tried(1, None, 5, job_id=None, torchelastic_restart_count=2)
+    assert count_restarts([before, tried(2, 5, 9, job_id=None)]).by_kind == {"resubmit": 1}
+
+
+@pytest.mark.parametrize("gone", [{"last_step": None}, {"ended_at_ns": None}])
+def test_an_attempt_that_left_no_end_counts_as_a_restart_and_loses_nothing_known(gone: dict[str, None]) -> None:
+    found = count_restarts([dataclasses.replace(tried(1, 10, 50), **gone), tried(2, 20, 30, job_id="8")])
+    assert found == Restarts({"resubmit": 1}, 0.0)
+
+
+def test_restarts_stand_in_the_registry_under_the_contracts_names() -> None:
+    code = (
+        "from prometheus_client import generate_latest\n"
+        "from kinemill.training.attempts import Restarts\n"
+        "Restarts({'in_place': 1}, 2.5).show(); Restarts({'in_place': 2, 'requeue': 1}, 7.25).show()\n"
+        "print(generate_latest().decode())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("kinemill_")]
+    assert lines == [
+        'kinemill_restart_attempts_total{kind="in_place"} 2.0',
+        'kinemill_restart_attempts_total{kind="requeue"} 1.0',
+        "kinemill_lost_step_seconds_total 7.25",
+    ]
 
 
 def test_meta_is_finished_once_and_history_passes_over_the_undescribed(tmp_path: Path) -> None:

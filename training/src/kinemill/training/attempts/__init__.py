@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from kinemill.training.attempts.evidence import Evidence, ExitReport, Verdict, read_verdict, write_verdict
 from kinemill.training.attempts.history import claim, finish_meta, history, read_meta, root_cause, stuck, write_meta
+from kinemill.training.attempts.restarts import Restarts, count_restarts
 
 __all__ = [
     "Evidence",
     "ExitReport",
+    "Restarts",
     "Verdict",
     "claim",
+    "count_restarts",
     "finish_meta",
     "history",
     "read_meta",

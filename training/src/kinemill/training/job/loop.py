@@ -35,6 +35,7 @@ from kinemill.training.attempts import (
     Evidence,
     Verdict,
     claim,
+    count_restarts,
     finish_meta,
     history,
     root_cause,
@@ -176,6 +177,7 @@ class _Rank:
                         "skipped": list(restored.skipped) if restored else [],
                         "world_size": self.world,
                         "parameters": sum(p.numel() for p in policy.parameters()),
+                        **self._restarts(),
                     }
                 )
                 step = self._train(first, session)
@@ -298,6 +300,14 @@ class _Rank:
                     started_at_ns=time.time_ns(),
                 ),
             )
+
+    def _restarts(self) -> dict[str, Any]:
+        """What the run's restarts came to so far, for the loss curve and the metrics of rank 0."""
+        if self.rank != 0:
+            return {}
+        found = count_restarts(history(self.run_folder))
+        found.show()
+        return {"restarts": found.by_kind, "lost_step_s": found.lost_s}
 
     def _refuse_if_stuck(self, resume_step: int | None) -> None:
         """End the launch where the attempts before made no progress; every rank hears the same."""
