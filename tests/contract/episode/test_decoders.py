@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kinemill.episode.decode import DECODERS, Decoder, DecoderPool, PixelFormat, PyAvDecoder, StreamKind
+from kinemill.episode.decode import DECODERS, Decoder, DecoderPool, PyAvDecoder, StreamKind
+from kinemill.episode.pixels import PixelFormat
 from kinemill.errors import CorruptError, MissingToolError, UsageError
 from support.episode import encode, packets, picture
 from support.layers import skip

@@ -10,10 +10,11 @@ import numpy as np
 from kinemill.contracts.episode import TopicKind, TopicReceipt
 from kinemill.episode.cdr import JointTemplate, decode_one, joint_template
 from kinemill.episode.choose import Frames
-from kinemill.episode.decode import DecoderPool, PixelFormat, StreamKind, picture_shape
+from kinemill.episode.decode import DecoderPool, StreamKind
 from kinemill.episode.gathered import Messages, Run
 from kinemill.episode.h264 import check_packet
 from kinemill.episode.messages import read_image, read_text
+from kinemill.episode.pixels import PixelFormat, picture_shape
 from kinemill.episode.schemas import JOINT_STATE, STRING, VIDEO
 from kinemill.errors import CorruptError, UnsupportedError, UsageError
 

@@ -11,30 +11,19 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from kinemill.episode.pixels import PixelFormat
 from kinemill.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DECODERS", "Decoder", "DecoderPool", "PixelFormat", "PyAvDecoder", "StreamKind", "picture_shape"]
+__all__ = ["DECODERS", "Decoder", "DecoderPool", "PyAvDecoder", "StreamKind"]
 
-PixelFormat = Literal["rgb24", "yuv420p", "gray"]
 _RESTING: Final = 16
-
-
-def picture_shape(pixel_format: PixelFormat, width: int, height: int) -> tuple[int, ...]:
-    """Shape of one picture: rgb24 [H, W, 3], yuv420p [H * 3 / 2, W] (Y, then U, then V), gray [H, W]."""
-    if pixel_format == "rgb24":
-        return (height, width, 3)
-    if pixel_format == "yuv420p":
-        return (height * 3 // 2, width)
-    if pixel_format == "gray":
-        return (height, width)
-    raise UsageError(f"pixel format {pixel_format!r}: rgb24, yuv420p or gray")
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kinemill.episode.decode import PixelFormat
+from kinemill.episode.pixels import PixelFormat
 from kinemill.errors import CorruptError, MissingToolError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -18,10 +18,11 @@ from kinemill.contracts.episode import Receipt, TopicReceipt
 from kinemill.contracts.store import Store
 from kinemill.episode.choose import chunks_of, frames_of, select
 from kinemill.episode.content import VideoOptions, has_pictures, read_content
-from kinemill.episode.decode import SHARED, DecoderPool, PixelFormat
+from kinemill.episode.decode import SHARED, DecoderPool
 from kinemill.episode.gathered import Messages
 from kinemill.episode.layout import GroupLayout, Layout
 from kinemill.episode.opened import OpenChunk, open_chunk
+from kinemill.episode.pixels import PixelFormat
 from kinemill.episode.scratch import scratch
 from kinemill.episode.window import Window
 from kinemill.errors import CorruptError, LimitError, UsageError
