@@ -31,9 +31,11 @@ from kinemill.contracts import (
     parse_episode_key,
     parse_reason,
 )
+from kinemill.contracts.metrics import RESERVED_METRICS
 from kinemill.errors import ContractError, KinemillError
 
 SHA = "ab" * 32
+REPO = Path(__file__).resolve().parents[3]
 
 
 def test_exit_codes_never_move() -> None:
@@ -166,6 +168,27 @@ def test_metric_names_are_ours_and_counters_say_total() -> None:
         assert metric.kind in ("counter", "gauge", "histogram")
         if metric.kind == "counter":
             assert name.endswith(("_total", "_seconds"))
+
+
+def test_reserved_metrics_have_a_name_in_the_contract() -> None:
+    assert set(METRICS) >= RESERVED_METRICS
+
+
+def _told(name: str, suffixes: tuple[str, ...]) -> list[str]:
+    """Files of the distributions and roles, the contract's own apart, that name a metric."""
+    word = re.compile(rf"\b{name}\b")
+    own = Path(contracts.__file__).parent
+    folders = [REPO / floor / "src" for floor in ("core", "control", "agents", "pipelines", "loaders", "training")]
+    files = (path for folder in [*folders, REPO / "roles"] for path in folder.rglob("*") if path.suffix in suffixes)
+    return [str(path) for path in files if own not in path.parents and word.search(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_metric_is_told_by_somebody_or_reserved(name: str) -> None:
+    told = _told(name, (".py",))
+    assert bool(told) is (name not in RESERVED_METRICS), told
+    if name in RESERVED_METRICS:
+        assert _told(name, (".yml", ".yaml", ".json", ".j2")) == [], "nothing may wait for what nobody tells"
 
 
 def test_manifest_columns_are_unique_and_explained() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["METRICS", "Metric"]
+__all__ = ["METRICS", "RESERVED_METRICS", "Metric"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,16 @@ METRICS: dict[str, Metric] = {
         Metric("kinemill_optimizer_seconds", "counter", ("phase",), "optimizer time by phase"),
     )
 }
+
+RESERVED_METRICS: frozenset[str] = frozenset(
+    {
+        "kinemill_breaker_open",
+        "kinemill_cache_fallbacks_total",
+        "kinemill_drain_open_seconds",
+        "kinemill_false_drains_total",
+        "kinemill_flap_locked",
+        "kinemill_reservation_swept_total",
+        "kinemill_resumes_total",
+    }
+)
+"""Named for parts that are not there yet (controller, cache): nobody tells them, so nothing may wait for them."""
