@@ -1,6 +1,7 @@
 // Reads an MCAP with @mcap/core as web viewers do; prints one JSON object.
 import { McapIndexedReader } from "@mcap/core";
 import { loadDecompressHandlers } from "@mcap/support";
+import { createHash } from "node:crypto";
 import { open } from "node:fs/promises";
 
 const [path, topic] = process.argv.slice(2);
@@ -18,15 +19,18 @@ const readable = {
 };
 const reader = await McapIndexedReader.Initialize({ readable, decompressHandlers: await loadDecompressHandlers() });
 const counts = {};
+const hashes = {};
 let last = 0n;
 let ordered = true;
 for await (const message of reader.readMessages(topic ? { topics: [topic] } : {})) {
   const name = reader.channelsById.get(message.channelId).topic;
   counts[name] = (counts[name] ?? 0) + 1;
+  (hashes[name] ??= createHash("sha256")).update(message.data);
   ordered &&= message.logTime >= last;
   last = message.logTime;
 }
 let attachments = 0;
 for await (const _ of reader.readAttachments()) attachments += 1;
-console.log(JSON.stringify({ counts, ordered, reads, attachments }));
+const content = Object.fromEntries(Object.entries(hashes).map(([name, hash]) => [name, hash.digest("hex")]));
+console.log(JSON.stringify({ counts, content, ordered, reads, attachments }));
 await file.close();
