@@ -85,7 +85,10 @@ class Window:
             UsageError: Times that are no whole numbers: a float has no room for nanoseconds since 1970.
         """
         try:
-            times = tuple(map(index, times_ns if isinstance(times_ns, Iterable) else (times_ns,)))
+            if type(times_ns) is int:  # the commonest, and quick
+                times: tuple[int, ...] = (times_ns,)
+            else:
+                times = tuple(map(index, times_ns if isinstance(times_ns, Iterable) else (times_ns,)))
         except TypeError as exc:
             raise UsageError(f"window on {topic}: times are whole numbers of nanoseconds ({exc})") from exc
         return cls(topic, times_ns=times, pick=pick, tolerance_ns=tolerance_ns, name=name)
