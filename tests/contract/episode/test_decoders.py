@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,10 +13,15 @@ from kinemill.errors import CorruptError, MissingToolError, UsageError
 from support.episode import encode, packets, picture
 from support.layers import skip
 
+TORCHCODEC = Path(__file__).parents[3] / "build/torchcodec"
+"""Where `make viewers` puts torchcodec: beside the environment, whose torch it must not replace."""
+
 
 @pytest.fixture(params=sorted(DECODERS))
-def make(request: pytest.FixtureRequest) -> object:
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> object:
     """A maker of rgb24 decoders for 64 x 48, or a skip where the library or the GPU is missing."""
+    if TORCHCODEC.is_dir() and request.param != "pyav":
+        monkeypatch.syspath_prepend(str(TORCHCODEC))
 
     def made() -> Decoder:
         return DECODERS[request.param]("h264", "rgb24", 64, 48)
@@ -26,7 +33,7 @@ def make(request: pytest.FixtureRequest) -> object:
     except (MissingToolError, CorruptError) as exc:
         skip(
             f"decoder {request.param}: {str(exc).splitlines()[0][:100]}",
-            run="make test after pip install --no-deps torchcodec==0.13.0 (for nvdec: on a machine with an NVIDIA GPU)",
+            run="make viewers, then make test; needs FFmpeg's shared libraries (and for nvdec: an NVIDIA GPU)",
         )
     return made
 
@@ -75,11 +82,8 @@ def test_garbage_is_refused(make: object) -> None:
         decode(make(), units, [0])  # type: ignore[operator]  # a maker, from the fixture
 
 
-# ---- PyAV, our default: FFmpeg hides damage, so these are its own
-
-
 @pytest.mark.parametrize("hurt", ["truncated_idr", "flipped_p", "starts_mid_gop"])
-def test_damage_that_ffmpeg_would_hide_rejects_the_gop(hurt: str) -> None:
+def test_damage_that_ffmpeg_would_hide_rejects_the_gop(hurt: str, make: object) -> None:
     units = [bytes(u) for u in stream(5)]
     if hurt == "truncated_idr":
         units[0] = units[0][: len(units[0]) // 2]
@@ -89,6 +93,20 @@ def test_damage_that_ffmpeg_would_hide_rejects_the_gop(hurt: str) -> None:
         units[2] = bytes(raw)
     else:
         units = units[1:]
+    with pytest.raises(CorruptError):
+        decode(make(), [memoryview(u) for u in units], [len(units) - 1])  # type: ignore[operator]  # a maker
+
+
+# ---- PyAV, our default: FFmpeg hides damage, so these are its own
+
+
+@pytest.mark.parametrize("hurt", ["truncated_p", "two_in_one"])
+def test_damage_that_only_a_packet_by_packet_decoder_sees_rejects_the_gop(hurt: str) -> None:
+    units = [bytes(u) for u in stream(5)]
+    if hurt == "truncated_p":
+        units[3] = units[3][:8]
+    else:
+        units[2:4] = [units[2] + units[3]]
     with pytest.raises(CorruptError):
         decode(PyAvDecoder("h264", "rgb24", 64, 48), [memoryview(u) for u in units], [len(units) - 1])
 
