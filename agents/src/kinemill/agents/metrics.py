@@ -5,12 +5,12 @@ prometheus-client is not imported: a prolog cannot afford it, and the text forma
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kinemill.agents.files import read_json, write_json, write_text
+from kinemill.agents.missing import count_missing
 from kinemill.agents.runner import Report
 from kinemill.agents.settings import AgentsSettings
 from kinemill.contracts.checks import CheckStatus
@@ -80,21 +80,6 @@ def counters(folder: Path) -> list[tuple[str, str, dict[str, str], float]]:
     return rows
 
 
-def _missing(run_dir: Path) -> dict[str, int]:
-    """Hook -> times that a shim found no working agent, from the lines that the shims write."""
-    found: dict[str, int] = {}
-    try:
-        fd = os.open(run_dir / "agent_missing", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return found
-    with os.fdopen(fd, "rb") as stream:
-        for line in stream.read(1 << 20).splitlines():
-            words = line.split()
-            if len(words) == 3 and words[1] in (b"prolog", b"epilog", b"healthcheck"):
-                found[words[1].decode()] = found.get(words[1].decode(), 0) + 1
-    return found
-
-
 def write_metrics(settings: AgentsSettings, report: Report, now_s: int) -> None:
     """Replace `kinemill_node.prom` in the exporter's folder.
 
@@ -120,7 +105,7 @@ def write_metrics(settings: AgentsSettings, report: Report, now_s: int) -> None:
         samples.append(("kinemill_check_seconds", "_sum", {"check": check}, row[0]))
         samples.append(("kinemill_check_seconds", "_count", {"check": check}, row[1]))
     samples += counters(state)
-    for hook, times in sorted(_missing(settings.run_dir).items()):
+    for hook, times in sorted(count_missing(settings.run_dir, state).items()):
         samples.append(("kinemill_agent_missing_total", "", {"hook": hook}, float(times)))
     samples.append(("kinemill_agent_last_success_timestamp", "", {"part": "node"}, float(now_s)))
     write_text(folder, "kinemill_node.prom", render(samples), mode=0o644, folder_mode=0o755)
