@@ -151,6 +151,22 @@ def test_a_gop_that_does_not_start_with_an_idr_is_found_in_depth() -> None:
     assert any(f"no GOP starts at {stamp(121)}" in f.text for f in check(sealed(records), deep=True).findings)
 
 
+@pytest.mark.parametrize("profile", ["vla", "world"])
+def test_a_frame_that_was_lost_before_it_was_recorded_is_found_in_depth(profile: str) -> None:
+    """No checksum and no sequence number tells of it, and FFmpeg invents what is not there."""
+    # given packets of which one, no IDR, never came
+    stream = [p for k, p in enumerate(packets(0, 40, profile)) if k != 17]
+    sink = io.BytesIO()
+    writer = EpisodeWriter(sink, episode_id=EPISODE, profile=profile, topics=specs(1, 0))
+    for t_ns, data, _ in stream:
+        writer.packet("/cam/0", t_ns, data)
+    writer.close()
+    # when / then
+    assert check(sink.getvalue()).ok
+    (found,) = check(sink.getvalue(), deep=True).findings
+    assert f"/cam/0 at {stamp(18)} ns follows 1 frames that are not there" in found.text
+
+
 def test_two_definitions_of_one_schema_are_found() -> None:
     records = records_of(small_episode(2, 2, 60)[0])
     again = bytearray(first(records, wire.Op.SCHEMA))

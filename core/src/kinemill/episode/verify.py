@@ -21,6 +21,7 @@ from kinemill.contracts.episode import TopicKind
 from kinemill.episode import wire
 from kinemill.episode.agree import Finding, Seen, SeenChunk, compare_index, compare_summary
 from kinemill.episode.checksum import crc32
+from kinemill.episode.frame_order import FrameOrder
 from kinemill.episode.h264 import check_packet, first_slice_is_idr
 from kinemill.episode.hashing import StreamHash
 from kinemill.episode.index import read_index
@@ -89,6 +90,7 @@ class _Verifier:
         self._sequence: Counter[int] = Counter()
         self._starts: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         """Of the last chunk: channel -> times and offsets of its messages, until its message index was compared."""
+        self._orders: dict[int, FrameOrder] = {}
         self._in_summary = False
         self._told = 0
 
@@ -263,6 +265,7 @@ class _Verifier:
             topic = self._seen.channels[channel][1]
             mine = chunk.of(channel)
             offsets, ends, times = chunk.offset[mine], chunk.end[mine], chunk.time[mine]
+            order = self._orders.setdefault(channel, FrameOrder())
             first = True
             for i in range(len(offsets)):
                 packet, codec = video_bytes(chunk.data[int(offsets[i]) + wire.MESSAGE_HEAD.size : int(ends[i])])
@@ -274,8 +277,12 @@ class _Verifier:
                 first = False
                 if not self._deep:
                     break
-                if check_packet(bytes(packet), where=f"{where}: {topic}").idr:
+                whole = bytes(packet)
+                if check_packet(whole, where=f"{where}: {topic}").idr:
                     found.add(int(times[i]))
+                if lost := order.missing(whole):
+                    at = f"{topic} at {int(times[i])} ns"
+                    self.find("video", f"{where}: {at} follows {lost} frames that are not there; it decodes wrongly")
         return frozenset(found) if self._deep else None
 
     def _is_video(self, channel: int) -> bool:
