@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from kinemill.contracts import EpisodeState, QuarantineRecord, RunStatus, StepResult, StepStatus
-from kinemill.errors import ConflictError, DataError, KinemillError, NotFoundError, StateError
+from kinemill.errors import ConflictError, CorruptError, DataError, KinemillError, NotFoundError, StateError
 from kinemill.pipelines.catalog import Catalog, LabelRecord, ManifestRecord, Outcome, QualityRecord, uuid7
 from support.catalog import card_of, pair
 
@@ -239,6 +239,50 @@ def test_text_that_is_none_is_refused_in_every_column(one: Catalog, text: str) -
             call()
 
 
+# ---- read back
+
+
+def test_an_object_that_changed_under_its_key_is_not_marked_verified(
+    one: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    # given three objects, one of which was registered without an etag
+    card, rendition = pair()
+    others = [pair(), pair()]
+    one.register_episodes([(card, replace(rendition, etag=None)), *others])
+    keys = [rendition.key, *(made[1].key for made in others)]
+
+    def etags() -> list[str | None]:
+        ids = [card.episode_id, *(made[0].episode_id for made in others)]
+        found = {r.key: r.etag for r in one.renditions(ids)}
+        return [found[key] for key in keys]
+
+    # when one of them has another etag than it was recorded with, nothing is marked
+    with pytest.raises(ConflictError, match=rf"{keys[2]}: recorded with etag e1, now e2 \(1 in all\)"):
+        one.mark_verified(dict(zip(keys, ("e0", "e1", "e2"), strict=True)))
+    assert etags() == [None, "e1", "e1"]
+    assert verified(one) == 0
+    # then the same etag, or the first one, is fine, and again
+    for _ in range(2):
+        assert one.mark_verified(dict(zip(keys, ("e0", "e1", "e1"), strict=True))) == 3
+    assert etags() == ["e0", "e1", "e1"]
+    assert verified(one) == 3
+    with pytest.raises(ConflictError):
+        one.mark_verified({keys[0]: "e2"})
+    # and a corpus that was copied to another store takes its etags, and says so
+    assert one.mark_verified({keys[0]: "other-7"}, moved=True) == 1
+    assert etags() == ["other-7", "e1", "e1"]
+    assert f"{keys[0]}: recorded with etag e0, now other-7" in caplog.text
+    with pytest.raises(CorruptError, match="5 bytes in the store"):
+        one.mark_verified({keys[0]: "other-8"}, sizes={keys[0]: 5}, moved=True)
+    assert etags()[0] == "other-7"
+
+
+def verified(catalog: Catalog) -> int:
+    with catalog.transaction("counting") as connection:
+        text = "select count(*) from kinemill.rendition where verified_at is not null"
+        return int(connection.execute(sa.text(text)).scalar_one())
+
+
 # ---- quality, labels, quarantine
 
 
@@ -268,7 +312,7 @@ def test_every_change_of_an_episode_is_a_new_version(one: Catalog) -> None:
         lambda: one.record_labels([LabelRecord(episode, "s", "l")]),
         lambda: one.retract_labels([LabelRecord(episode, "s", "l")]),
         lambda: one.record_quality([QualityRecord(episode, "b", 1, passed=True)]),
-        lambda: one.mark_verified({made[1].key: "e9"}, sizes={made[1].key: made[1].receipt.size_bytes}),
+        lambda: one.mark_verified({made[1].key: "e1"}, sizes={made[1].key: made[1].receipt.size_bytes}),
         lambda: one.register_episodes([pair(episode, profile="world")]),
         lambda: one.set_state([episode], EpisodeState.VALIDATED),
     ]

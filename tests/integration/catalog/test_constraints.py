@@ -34,7 +34,7 @@ def sqlstate(catalog: Catalog, *statements: str, **values: object) -> str | None
 
 
 def publish(catalog: Catalog, episode: str) -> None:
-    catalog.mark_verified({r.key: "e" for r in catalog.renditions([episode])})
+    catalog.mark_verified({r.key: r.etag or "" for r in catalog.renditions([episode])})
     catalog.record_quality([QualityRecord(episode, "post", 1, passed=True)])
     catalog.set_state([episode], EpisodeState.VALIDATED)
     catalog.set_state([episode], EpisodeState.PUBLISHED)
@@ -301,7 +301,7 @@ def test_nothing_unread_or_unjudged_is_published(catalog: Catalog, episode: str)
     catalog.set_state([episode], EpisodeState.VALIDATED)
     with pytest.raises(StateError, match="not read back"):
         catalog.set_state([episode], EpisodeState.PUBLISHED)
-    catalog.mark_verified({r.key: "e" for r in catalog.renditions([episode])})
+    catalog.mark_verified({r.key: r.etag or "" for r in catalog.renditions([episode])})
     with pytest.raises(StateError, match="without a critical quality result"):
         catalog.set_state([episode], EpisodeState.PUBLISHED)
     catalog.record_quality([QualityRecord(episode, "looks", 1, passed=False, critical=False)])
@@ -335,7 +335,7 @@ def test_a_published_episode_does_not_become_unfit(catalog: Catalog, episode: st
 
 
 def test_publishing_and_failing_at_once_cannot_both_happen(catalog: Catalog, episode: str) -> None:
-    catalog.mark_verified({r.key: "e" for r in catalog.renditions([episode])})
+    catalog.mark_verified({r.key: r.etag or "" for r in catalog.renditions([episode])})
     catalog.record_quality([QualityRecord(episode, "post", 1, passed=True)])
     catalog.set_state([episode], EpisodeState.VALIDATED)
     failures: list[KinemillError] = []

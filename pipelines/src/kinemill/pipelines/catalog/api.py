@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -27,6 +28,8 @@ from kinemill.pipelines.catalog.records import (
 )
 
 __all__ = ["Catalog"]
+
+_log = logging.getLogger(__name__)
 
 
 class Catalog:
@@ -183,26 +186,32 @@ class Catalog:
             verdicts.record_labels(connection, labels)
             return done
 
-    def mark_verified(self, etags: Mapping[str, str], *, sizes: Mapping[str, int] | None = None) -> int:
+    def mark_verified(
+        self, etags: Mapping[str, str], *, sizes: Mapping[str, int] | None = None, moved: bool = False
+    ) -> int:
         """Note that objects were read back whole and their sha256 matched.
+
+        Nothing is ever overwritten, so an object that has another etag than the recorded one is another object, or lies
+        in another store.
 
         Args:
             etags: Object key to the store's etag.
             sizes: Object key to bytes as the store says, compared with the receipt's.
+            moved: The objects were copied to another store, which gives them other etags: take these, and log it.
 
         Raises:
             NotFoundError: A key that no rendition has.
             CorruptError: A size that is not the receipt's.
+            ConflictError: Another etag than the recorded one, and not `moved`. Nothing was marked.
         """
+        named = {"keys": list(etags), "etags": list(etags.values())}
         with self.transaction("marking objects verified") as connection:
             rows = connection.execute(
                 sa.text("""
-                    update kinemill.rendition r set verified_at = coalesce(r.verified_at, clock_timestamp()),
-                        etag = u.etag
-                    from unnest(cast(:keys as text[]), cast(:etags as text[])) u (key, etag)
-                    where r.object_key = u.key and r.purged_at is null returning r.object_key, r.size_bytes
+                    select object_key, size_bytes, etag from kinemill.rendition
+                    where object_key = any(cast(:keys as text[])) and purged_at is null order by id for no key update
                 """),
-                {"keys": list(etags), "etags": list(etags.values())},
+                {"keys": named["keys"]},
             ).all()
             if missing := set(etags) - {row.object_key for row in rows}:
                 raise NotFoundError(f"no rendition has the key {min(missing)} ({len(missing)} in all)")
@@ -211,6 +220,24 @@ class Catalog:
                     raise CorruptError(
                         f"{row.object_key}: {sizes[row.object_key]} bytes in the store, not {row.size_bytes}"
                     )
+            changed = [row for row in rows if row.etag is not None and row.etag != etags[row.object_key]]
+            for row in changed:
+                text = f"{row.object_key}: recorded with etag {row.etag}, now {etags[row.object_key]}"
+                if not moved:
+                    raise ConflictError(
+                        f"{text} ({len(changed)} in all): another object lies there, or it was written again; find out "
+                        "who did. Where the whole corpus was copied to another store, pass moved=True"
+                    )
+                _log.warning("%s: taken over, as of a moved corpus", text)
+            connection.execute(
+                sa.text("""
+                    update kinemill.rendition r set verified_at = coalesce(r.verified_at, clock_timestamp()),
+                        etag = u.etag
+                    from unnest(cast(:keys as text[]), cast(:etags as text[])) u (key, etag)
+                    where r.object_key = u.key and r.purged_at is null
+                """),
+                named,
+            )
             return len(rows)
 
     def set_state(
