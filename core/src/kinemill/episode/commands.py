@@ -133,19 +133,21 @@ def _brief(group: Any) -> dict[str, Any]:
 
 
 def _stock_info(file: str, *, picture: bool, as_json: bool) -> None:
-    from kinemill.episode.source import find_layout
+    from kinemill.episode.source import look_at_stock
 
     store, key = place(file)
-    layout, _ = find_layout(store, key)
+    layout, lack = look_at_stock(store, key)
     topics = [encode(t) for t in layout.topics.values()]
     chunks = len(layout.groups[0])
     if as_json:
-        click.echo(dumps({"stock": True, "chunks": chunks, "topics": topics}))
+        click.echo(dumps({"stock": True, "chunks": chunks, "topics": topics, "lack": lack}))
     else:
         say(
             f"a stock MCAP of {chunks} chunk{'' if chunks == 1 else 's'}; `kinemill episode repack` makes an episode "
             "of it"
         )
+        if lack:
+            say(f"not to be read in place: {lack}")
         for topic in layout.topics.values():
             say(f"  {topic.topic:<32} {topic.messages:>9} x {topic.schema or '(no schema)'} {topic.encoding}")
     if picture:

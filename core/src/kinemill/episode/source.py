@@ -22,7 +22,7 @@ from kinemill.episode.layout import GroupLayout, Layout
 from kinemill.episode.schemas import JOINT_STATE, guess_kind
 from kinemill.errors import CorruptError, LimitError, TruncatedError, UnsupportedError
 
-__all__ = ["Summary", "find_layout", "read_receipt", "read_summary", "records_of"]
+__all__ = ["Summary", "find_layout", "look_at_stock", "read_receipt", "read_summary", "records_of"]
 
 TAIL: Final = 64 << 10
 _FOOTER: Final = 9 + 20 + 8
@@ -95,6 +95,8 @@ class Summary:
     """name -> offset, length"""
     statistics: dict[int, int] | None = None
     """channel id -> messages"""
+    counted: tuple[int, int, int] | None = None
+    """Messages, channels and chunks of the file, by its statistics."""
 
 
 def records_of(data: memoryview, where: str) -> Iterator[tuple[int, memoryview]]:
@@ -212,7 +214,9 @@ def _take(summary: Summary, code: int, record: memoryview, where: str) -> None:
         summary.attachments[cursor.text()] = (offset, length)
     elif code == wire.Op.STATISTICS:
         cursor = Cursor(record, where)
-        cursor.take(8 + 2 + 4 * 4 + 16)
+        messages, _, channels, _, _, chunks = (cursor.number(code) for code in "QHIIII")
+        summary.counted = (messages, channels, chunks)
+        cursor.take(16)
         pairs = cursor.take(cursor.number("I"))
         summary.statistics = {
             struct.unpack_from("<H", pairs, i)[0]: struct.unpack_from("<Q", pairs, i + 2)[0]
@@ -279,11 +283,44 @@ def _summary_of(store: Store, key: str) -> tuple[Summary, tuple[int, bytes], Cal
 
 
 def find_layout(store: Store, key: str) -> tuple[Layout, bool]:
-    """The layout of an object, and whether it is one of ours (checksums and sequences are then demanded)."""
+    """The layout of an object, and whether it is one of ours (checksums and sequences are then demanded).
+
+    Raises:
+        UnsupportedError: A stock MCAP whose summary does not list all that is in it.
+        TruncatedError: It does not end as an MCAP does.
+        CorruptError: Damaged.
+    """
     summary, near, read = _summary_of(store, key)
     if _INDEX_NAME in summary.attachments:
         return Layout.from_receipt(_own_index(summary, near, read, f"{store.url}/{key}")), True
+    if lack := _lack(summary):
+        raise UnsupportedError(
+            f"{store.url}/{key}: {lack}, so it cannot be read in place; `kinemill episode repack` makes an episode of "
+            "it"
+        )
     return stock_layout(summary), False
+
+
+def look_at_stock(store: Store, key: str) -> tuple[Layout, str]:
+    """The layout of a stock MCAP as its summary tells it, and what keeps it from being read in place, if anything."""
+    summary, _, _ = _summary_of(store, key)
+    return stock_layout(summary), _lack(summary)
+
+
+def _lack(summary: Summary) -> str:
+    """What a stock file's summary leaves out, without which messages would be missed and nobody told; else empty."""
+    messages, channels, chunks = summary.counted or (None, len(summary.channels), len(summary.chunks))
+    if not summary.chunks and messages != 0:
+        return "its summary lists no chunk"
+    if len(summary.chunks) != chunks:
+        return f"its summary lists {len(summary.chunks)} of {chunks} chunks"
+    if len(summary.channels) != channels or not set().union(*(c.channels for c in summary.chunks)) <= set(
+        summary.channels
+    ):
+        return f"its summary lists {len(summary.channels)} of {channels} channels"
+    if not {schema for schema, *_ in summary.channels.values()} <= {0, *summary.schemas}:
+        return "its summary does not repeat the schemas"
+    return ""
 
 
 def stock_layout(summary: Summary) -> Layout:
