@@ -12,57 +12,13 @@ from mcap.writer import IndexType, Writer
 
 from kinemill.contracts.episode import TopicKind
 from kinemill.episode import EpisodeWriter, TopicSpec, container, wire
-from kinemill.episode.checksum import crc32
 from kinemill.episode.verify import VerifyReport, verify
 from support.episode import EPISODE, NS, packets, small_episode, specs, stamp
-
-Records = list[tuple[int, bytearray]]
-
-
-class Bytes:
-    """A source in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self.name = "memory"
-        self.size = len(data)
-        self.data = data
-
-    def read(self, start: int, length: int) -> bytes:
-        return self.data[start : start + length]
+from support.episode_records import Bytes, Records, joined, records_of, sealed
 
 
 def check(data: bytes, *, deep: bool = False) -> VerifyReport:
     return verify(Bytes(data), deep=deep)
-
-
-def records_of(data: bytes) -> Records:
-    """(opcode, body) of each record."""
-    found = []
-    at = 8
-    while at < len(data) - 8:
-        op, length = struct.unpack_from("<BQ", data, at)
-        found.append((op, bytearray(data[at + 9 : at + 9 + length])))
-        at += 9 + length
-    return found
-
-
-def sealed(records: Records) -> bytes:
-    """The file that they make, under right checksums: of attachments, of the data and of the summary."""
-    out = bytearray(wire.MAGIC)
-    summary = 0
-    for op, told in records:
-        body = bytearray(told)
-        if op == wire.Op.ATTACHMENT:
-            body[-4:] = struct.pack("<I", crc32(bytes(body[:-4])))
-        elif op == wire.Op.DATA_END:
-            body = bytearray(struct.pack("<I", crc32(bytes(out))))
-        elif op == wire.Op.FOOTER:
-            head = wire.RECORD_HEAD.pack(op, 20) + bytes(body[:16])
-            body[16:20] = struct.pack("<I", crc32(bytes(out[summary:]) + head))
-        out += wire.record(op, bytes(body))
-        if op == wire.Op.DATA_END:
-            summary = len(out)
-    return bytes(out) + wire.MAGIC
 
 
 def first(records: Records, op: int) -> bytearray:
@@ -186,12 +142,8 @@ def test_records_that_are_too_short_are_findings(own: bool, keep: int) -> None:
             continue
         records[number] = (op, records[number][1][:keep])
         short = [b for code, b in records if code in (wire.Op.ATTACHMENT, wire.Op.FOOTER) and len(b) < 20]
-        report = check(sealed(records) if not short else raw(records))
+        report = check(sealed(records) if not short else joined(records))
         assert not report.ok, (op, keep)
-
-
-def raw(records: Records) -> bytes:
-    return wire.MAGIC + b"".join(wire.record(op, bytes(body)) for op, body in records) + wire.MAGIC
 
 
 def stock(messages: int, **options: object) -> bytes:
