@@ -1,15 +1,18 @@
-"""Frames that come late, or under clocks that lag, stand still or go back: kept, decodable, and in bounded memory."""
+"""Frames and messages that come late, or by clocks that lag, stand still or go back: kept, in bounded memory."""
 
 from __future__ import annotations
 
 import io
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kinemill.contracts.episode import Receipt
+from kinemill.contracts.episode import Receipt, TopicKind
 from kinemill.episode import EpisodeReader, EpisodeWriter, Layout, TopicSpec, Window, profile_of
+from kinemill.episode.encode import CameraEncoder
 from kinemill.episode.repack import repack
 from kinemill.episode.scan import FileSource
 from kinemill.episode.verify import verify
@@ -52,6 +55,31 @@ def pictures(data: bytes, receipt: Receipt, topic: str, frames: range) -> list[n
     return found
 
 
+class _Packet:
+    """What FFmpeg gives, with other bytes."""
+
+    def __init__(self, data: bytes, key: bool) -> None:
+        self._data, self.is_keyframe = data, key
+
+    def __bytes__(self) -> bytes:
+        return self._data
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder that gives the same bytes for the same frames: x264's differ by a macroblock now and then."""
+    known: dict[tuple[str, int, bool], bytes] = {}
+    collect = CameraEncoder._collect
+
+    def same(self: CameraEncoder, found: list[Any], sent: deque[tuple[int, int, bool]]) -> None:
+        keys = [(self._spec.topic, sent[i][0], bool(p.is_keyframe)) for i, p in enumerate(found)]
+        data = [known.setdefault(key, bytes(p)) for key, p in zip(keys, found, strict=True)]
+        collect(self, [_Packet(d, key[2]) for d, key in zip(data, keys, strict=True)], sent)
+
+    monkeypatch.setattr(CameraEncoder, "_collect", same)
+
+
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("profile", ["vla", "world"])
 @pytest.mark.parametrize("late", list(LATE.values()), ids=list(LATE))
 def test_a_late_frame_changes_no_other_frame_in_any_layout(late: int, profile: str, tmp_path: Path) -> None:
@@ -171,3 +199,40 @@ def test_large_passed_through_gops_are_cut_in_live_mode_too() -> None:
     receipt = writer.close()
     assert receipt.groups[0].messages == 120
     assert max(receipt.groups[0].chunks.length) < 40_000
+
+
+# ---- other messages than frames
+
+
+def test_many_large_messages_of_one_stamp_are_one_chunk_in_epoch_time_too(tmp_path: Path) -> None:
+    # given four depth cameras of one clock; such a time has no exact float
+    epoch = 1_700_000_000_000_000_101
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 65536, (720, 1280), dtype=np.uint16)
+    path = tmp_path / "e.mcap"
+    topics = [TopicSpec(f"/depth/{i}", TopicKind.DEPTH) for i in range(4)]
+    with EpisodeWriter(path, episode_id=EPISODE, topics=topics) as writer:
+        for k in range(3):
+            for topic in topics:
+                writer.frame(topic.topic, epoch + 33_333_333 * k, image)
+    assert writer.receipt is not None
+    assert writer.receipt.groups[0].chunks.messages == (4, 4, 4)
+    with FileSource(path) as source:
+        assert verify(source).findings == []
+
+
+def test_the_reorder_window_holds_for_large_messages_too(tmp_path: Path) -> None:
+    # given 60 MB a second, each second message 0.3 s late
+    blob = np.random.default_rng(1).bytes(1_000_000)
+    path = tmp_path / "e.mcap"
+    with EpisodeWriter(
+        path, episode_id=EPISODE, topics=[TopicSpec("/blob", TopicKind.OTHER, schema="Blob", encoding="raw")]
+    ) as writer:
+        for t_ns in sorted((stamp(k, 60.0) for k in range(150)), key=lambda t: t + t // 1000 % 2 * 300_000_000):
+            writer.message("/blob", t_ns, blob)
+    assert writer.receipt is not None
+    group = writer.receipt.groups[0]
+    assert (group.messages, group.late_messages) == (150, 0)
+    chunks = group.chunks
+    assert all(a <= b for a, b in zip(chunks.t_last_ns, chunks.t_first_ns[1:], strict=False))
+    assert max(chunks.length) < 5_000_000

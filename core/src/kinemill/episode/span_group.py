@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["SpanGroup"]
+
+_NOTHING: Final = -1
+"""Not a time: no cut is due."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,8 @@ class SpanGroup:
         self._cut_ns: int | None = None
         """End of the chunk that is being filled; what lies before the start of it is late."""
         self._pending_bytes = 0
+        self._kept_bytes = 0
+        """What the last cut left."""
         self._last_cut = -1
 
     def rows(self, topic: int, t_ns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
@@ -97,22 +102,36 @@ class SpanGroup:
     def chunks(self, *, final: bool = False) -> Iterator[BuiltChunk]:
         """What can be written now; with `final`, all that is left."""
         while self._cut_ns is not None:
-            done = self._newest - self._profile.reorder_ns >= self._cut_ns
-            full = self._pending_bytes >= self._profile.span_bytes + self._profile.max_chunk_bytes // 4
-            if not final and not done and not full:
+            until = self._until(final=final)
+            if until == _NOTHING:
                 return
-            until = self._cut_ns if done or (final and self._newest >= self._cut_ns) else None
-            if full and not done:
-                until = None
             blocks = self._split(until)
             if any(len(b[1]) for b in blocks):
                 yield from self._build(blocks)
             if until is None:
                 self._cut_ns = None
-                self._last_cut = self._newest + 1 if final or full else self._last_cut
+                self._last_cut = self._newest + 1
                 return
             self._last_cut = until
             self._cut_ns = self._next_cut(until)
+
+    def _until(self, *, final: bool) -> int | None:
+        """Where to cut now; None: behind all there is."""
+        cut = self._cut_ns or 0
+        if final:
+            return cut if self._newest >= cut else None
+        horizon = self._newest - self._profile.reorder_ns
+        if horizon >= cut:
+            return cut
+        # much data: in smaller pieces than a second, but the reorder window stays, within a bound
+        most = self._profile.max_chunk_bytes
+        if self._pending_bytes >= 2 * most:
+            return None
+        span = self._profile.span_bytes
+        if self._pending_bytes >= span + most // 4 and self._pending_bytes - self._kept_bytes >= span:
+            first = min(int(t.min()) for c in self._columns for t in c.times)
+            return horizon if first < horizon else _NOTHING
+        return _NOTHING
 
     def _next_cut(self, until: int) -> int | None:
         first = min((int(t.min()) for c in self._columns for t in c.times), default=None)
@@ -142,8 +161,8 @@ class SpanGroup:
                 blocks.append((matrix.reshape(-1), np.full(len(t), len(column.template.data), np.int64), t))
             else:
                 blocks.append(_take_messages(column, times, payloads, until))
-        self._pending_bytes = sum(
-            len(p) if isinstance(p, bytes) else p.nbytes for c in self._columns for p in c.payloads
+        self._pending_bytes = self._kept_bytes = sum(
+            len(p) * (1 if c.template is None else len(c.template.data)) for c in self._columns for p in c.payloads
         )
         for _, _, t in blocks:
             self.counts["repeated_stamps"] += int((np.diff(t) == 0).sum())
@@ -153,13 +172,12 @@ class SpanGroup:
         self, blocks: list[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]
     ) -> Iterator[BuiltChunk]:
         size = sum(len(data) for data, _, _ in blocks)
-        if size > self._profile.span_bytes and sum(len(t) for _, _, t in blocks) > 1:
-            middle = int(np.median(np.concatenate([t for _, _, t in blocks])))
-            left = [_part(b, middle, before=True) for b in blocks]
-            right = [_part(b, middle, before=False) for b in blocks]
-            if any(len(b[1]) for b in right):
-                yield from self._build(left)
-                yield from self._build(right)
+        if size > min(self._profile.span_bytes, self._profile.max_chunk_bytes):
+            times = np.unique(np.concatenate([t for _, _, t in blocks]))
+            if len(times) > 1:
+                middle = int(times[len(times) // 2 - 1])
+                yield from self._build([_part(b, middle, before=True) for b in blocks])
+                yield from self._build([_part(b, middle, before=False) for b in blocks])
                 return
         if size > self._profile.max_chunk_bytes:
             raise LimitError(
