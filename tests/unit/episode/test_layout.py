@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinemill.episode.layout import Layout, expand_runs, run_lengths
+from kinemill.episode.layout import GroupLayout, Layout, expand_runs, run_lengths
 from kinemill.errors import CorruptError, LimitError
 from support.episode import small_episode
 
@@ -34,6 +34,22 @@ def test_columns_give_back_the_layout(profile: str, live: bool) -> None:
     same(layout, Layout.from_columns(topics, packed))
     assert layout.t_first_ns == receipt.t_first_ns
     assert layout.t_last_ns == receipt.t_last_ns
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 50), st.integers(0, 1 << 40)), min_size=1, max_size=30))
+def test_chunks_may_follow_each_other_in_any_order_of_time(spans: list[tuple[int, int]]) -> None:
+    # given chunks whose first times go back, as late messages make them
+    n = len(spans)
+    first, duration = np.array(spans, np.int64).T
+    length = np.arange(100, 100 + n)
+    counts = np.ones((1, n), np.int64)
+    offset = np.arange(n) * 31 + np.cumsum(length) - length
+    topics = Layout.from_receipt(small_episode(0, 1, 1)[1]).groups[0].topics
+    in_order = not np.any(first[1:] < (first + duration)[:-1])
+    group = GroupLayout("state", topics, offset, length, first, first + duration, counts, in_order=in_order)
+    # when, then
+    layout = Layout((group,))
+    same(layout, Layout.from_columns(*layout.columns()))
 
 
 def test_topics_json_is_shared_by_episodes_of_one_robot() -> None:

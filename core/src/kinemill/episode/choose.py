@@ -159,7 +159,8 @@ def select(
         low, high = time.searchsorted(window.span_ns).tolist()
         picked = np.arange(low, high)
         return (picked if order is None else order[picked]), np.zeros(high - low, np.bool_), set()
-    if len(window.times_ns) == 1 and order is None and window.pick == "before":
+    sure = group.counts is not None and group.in_order  # then the last chunk that starts in time holds the answer
+    if len(window.times_ns) == 1 and order is None and sure and window.pick == "before":
         at_once = _select_one(group, position, window, time)
         if at_once is not None:
             return at_once
@@ -167,9 +168,10 @@ def select(
     picked = time.searchsorted(query, "right") - 1
     early = int(_LEAST(picked)) < 0
     if early or not len(time):
-        need = _earlier(group, position, held)
-        if need or not len(time):
-            return _NONE, np.ones(len(query), np.bool_), need
+        if sure or not len(time):
+            need = _earlier(group, position, held) if sure else _closer(group, position, window, query, held=held)
+            if need or not len(time):
+                return _NONE, np.ones(len(query), np.bool_), need
         pad = picked < 0
         np.maximum(picked, 0, out=picked)
     else:
@@ -178,6 +180,10 @@ def select(
         after = np.minimum(picked + 1, len(time) - 1)
         picked = np.where(np.abs(time[after] - query) < np.abs(query - time[picked]), after, picked)
         pad = np.zeros(len(query), np.bool_)
+    if window.pick == "nearest" or not sure:
+        need = _closer(group, position, window, query, found=time[picked], held=held)
+        if need:
+            return _NONE, np.ones(len(query), np.bool_), need
     if window.tolerance_ns is not None:
         pad = pad | (np.abs(query - time[picked]) > window.tolerance_ns)
     else:
@@ -238,6 +244,47 @@ def _earlier(group: GroupLayout, position: int, held: Sequence[int]) -> set[int]
     numbers = np.arange(len(group)) if filled is None else filled
     before = numbers[numbers < held[0]] if held else numbers[:1]
     return {int(before[-1])} if len(before) else set()
+
+
+def _closer(
+    group: GroupLayout,
+    position: int,
+    window: Window,
+    query: NDArray[np.int64],
+    *,
+    found: NDArray[np.int64] | None = None,
+    held: Sequence[int],
+) -> set[int]:
+    """Chunks, not at hand, that may hold a better answer than the one found; the nearest ones, twice as many each time.
+
+    Chunks of an uncounted or unordered group, and a rate that is only nominal, promise nothing: this proves the answer.
+    """
+    filled = _filled(group, position)
+    numbers = np.arange(len(group)) if filled is None else filled
+    numbers = np.setdiff1d(numbers, np.asarray(held, np.int64), assume_unique=True)
+    if not len(numbers):
+        return set()
+    first, last = group.t_first_ns[numbers], group.t_last_ns[numbers]
+    away: NDArray[np.int64] | None = None
+    for i, t in enumerate(query.tolist()):
+        best = None if found is None else int(found[i])
+        distance = np.maximum(np.maximum(first - t, t - last), 0)
+        if best is None:
+            may = np.ones(len(numbers), np.bool_)
+        elif window.pick == "nearest":
+            # of two that are as near, the one before is the answer
+            may = (distance < abs(best - t)) | ((distance == abs(best - t)) & (best > t) & (last < t))
+        elif best <= t:
+            may = (first <= t) & (last > best)
+        else:  # nothing at or before it so far: padding, which is the first message there is
+            may = first < best
+        if may.any():
+            ranked = np.where(may, distance, np.iinfo(np.int64).max)
+            away = ranked if away is None else np.minimum(away, ranked)
+    if away is None:
+        return set()
+    order = np.argsort(away, kind="stable")[: max(1, len(held))]
+    return set(numbers[order[away[order] < np.iinfo(np.int64).max]].tolist())
 
 
 def frames_of(

@@ -452,10 +452,11 @@ def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end:
     offset[0] = end + int(signed[0])
     np.add(length[:-1], gap, out=offset[1:])
     _SUMS(offset, out=offset)
-    if int(_LEAST(columns)) < 0 or int(_LEAST(length)) < 1 or offset[0] < 0 or int(offset[-1]) > _MAX_TIME // 2:
-        raise CorruptError(f"packed layout: group {name} has chunks that overlap, or end before they start")
     t_first[0] += t0
     _SUMS(t_first, out=t_first)
+    # of the first times their sums are looked at, not their steps: a late message makes one go back
+    if int(_LEAST(columns)) < 0 or int(_LEAST(length)) < 1 or offset[0] < 0 or int(offset[-1]) > _MAX_TIME // 2:
+        raise CorruptError(f"packed layout: group {name} has chunks that overlap, or end before they start")
     t_last = t_first + duration
     gop_chunk = signed[4 * n :].cumsum() if gops else None
     if gop_chunk is not None and len(gop_chunk) and not (gop_chunk.min() >= 0 and gop_chunk.max() < n):

@@ -21,7 +21,7 @@ from kinemill.episode.content import VideoOptions, has_pictures, read_content
 from kinemill.episode.decode import SHARED, DecoderPool
 from kinemill.episode.gathered import Messages
 from kinemill.episode.layout import GroupLayout, Layout
-from kinemill.episode.opened import OpenChunk, open_chunk
+from kinemill.episode.opened import MAX_RAW, OpenChunk, open_chunk
 from kinemill.episode.pixels import PixelFormat
 from kinemill.episode.scratch import scratch
 from kinemill.episode.window import Window
@@ -37,6 +37,8 @@ MERGE_GAP: Final = 4 << 20
 """Chunks of one group that lie at most this far apart are fetched by one request (a request costs about as much)."""
 MAX_READ: Final = 2 << 30
 """No call reads more than this; a longer clip is read in parts."""
+MAX_UNPACKED: Final = 2 << 30
+"""Nor do the chunks of one call unpack to more than this: many small ones may each claim a gigabyte."""
 _EXTEND: Final = 64
 
 Answer = tuple["NDArray[np.int64]", Any, "NDArray[np.bool_]"]
@@ -251,6 +253,7 @@ class EpisodeReader:
     ) -> None:
         if len(fetches) != len(blobs):
             raise UsageError(f"{len(blobs)} blobs for {len(fetches)} ranges")
+        room = MAX_UNPACKED - sum(len(chunk.data) for chunk in chunks.values())
         for fetch, blob in zip(fetches, blobs, strict=True):
             group = self.layout.groups[fetch.group]
             view = memoryview(blob)
@@ -262,9 +265,11 @@ class EpisodeReader:
                 start = int(group.offset[k]) - fetch.start
                 if start < 0 or start + int(group.length[k]) > len(view):
                     continue
-                chunks[fetch.group, k] = self._open_one(group, k, view[start : start + int(group.length[k])])
+                chunk = self._open_one(group, k, view[start : start + int(group.length[k])], room)
+                room -= len(chunk.data)
+                chunks[fetch.group, k] = chunk
 
-    def _open_one(self, group: GroupLayout, k: int, view: memoryview) -> OpenChunk:
+    def _open_one(self, group: GroupLayout, k: int, view: memoryview, room: int) -> OpenChunk:
         t_first_ns = int(group.t_first_ns[k])
         where = f"episode {self.key}: group {group.name}, chunk {k} ({t_first_ns} ns)"
         chunk = open_chunk(
@@ -274,6 +279,7 @@ class EpisodeReader:
             t_last_ns=int(group.t_last_ns[k]),
             crc=None if group.crc32 is None else int(group.crc32[k]),
             must_have_crc=self._strict,
+            limit=min(MAX_RAW, room),
             into=scratch(),
         )
         if group.counts is not None:

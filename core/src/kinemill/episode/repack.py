@@ -24,7 +24,8 @@ from kinemill.contracts.episode import Receipt, TopicKind
 from kinemill.episode import wire
 from kinemill.episode.cdr import decode_one
 from kinemill.episode.foreign import Payload, PictureDecoder, read_payload, takes_pictures
-from kinemill.episode.h264 import check_packet
+from kinemill.episode.frame_order import FrameOrder
+from kinemill.episode.h264 import check_packet, first_slice_is_idr
 from kinemill.episode.opened import OpenChunk, open_chunk
 from kinemill.episode.scan import FileSource, Source, records_in
 from kinemill.episode.schemas import JOINT_STATE, guess_kind
@@ -260,7 +261,29 @@ class _Route:
             if not depth:
                 self.way = "picture" if topic.why_not else "packet"
         self.decoder = PictureDecoder() if self.way == "picture" else None
+        self.order = FrameOrder()
         self.open = False
+
+    def hole(self) -> None:
+        """Messages are missing here: what depends on them would be invented by a decoder."""
+        self.order.reset()
+        self.open = False
+
+    def takes(self, payload: Payload, *, idr: bool | None, counts: Counter[str]) -> bool:
+        """Whether a packet can be decoded, by all that came before it.
+
+        Args:
+            payload: Of a camera.
+            idr: Whether it starts a GOP; None where nobody can tell, as with codecs other than H.264.
+            counts: `frames_lost_before` is told here, and `frames_without_idr`.
+        """
+        if payload.codec == "h264" and (lost := self.order.missing(payload.data)) and not idr:
+            counts["frames_lost_before"] += lost
+            self.open = False
+        self.open = self.open or idr is not False
+        if not self.open:
+            counts["frames_without_idr"] += 1
+        return self.open
 
     def spec(self) -> TopicSpec:
         topic = self.topic
@@ -427,7 +450,8 @@ def _feed(
             progress(done, total)
         if channel < 0:
             for route in routes.values():
-                route.open = False
+                fed += _end_stream(route, writer)
+                route.hole()
             continue
         route = routes[channel]
         if route.way == "message":
@@ -438,17 +462,12 @@ def _feed(
         else:
             payload = read_payload(route.topic.schema, route.topic.encoding, data)
             info = check_packet(payload.data, where=f"topic {route.name} at {t_ns} ns")
-            route.open = route.open or info.idr
-            if not route.open:
-                scan.counts["frames_without_idr"] += 1
+            if not route.takes(payload, idr=info.idr, counts=scan.counts):
                 continue
             writer.packet(route.name, t_ns, payload.data, checked=info)
             fed += 1
     for route in routes.values():
-        if route.decoder is not None:
-            for t_ns, picture in route.decoder.finish():
-                writer.frame(route.name, t_ns, picture)
-                fed += 1
+        fed += _end_stream(route, writer)
     for name, media_type, t_ns, content in scan.attachments:
         writer.attach(name, media_type, content, t_ns=t_ns)
     for name, items in scan.metadata:
@@ -458,11 +477,28 @@ def _feed(
     return fed
 
 
+def _end_stream(route: _Route, writer: EpisodeWriter) -> int:
+    """Write what a route's decoder still holds; the next packet starts anew."""
+    if route.decoder is None:
+        return 0
+    pictures = route.decoder.finish()
+    for t_ns, picture in pictures:
+        writer.frame(route.name, t_ns, picture)
+    route.decoder = PictureDecoder()
+    return len(pictures)
+
+
 def _feed_pictures(scan: _Scan, route: _Route, writer: EpisodeWriter, t_ns: int, data: memoryview) -> int:
     if route.decoder is None:
         return 0
+    pictures: list[tuple[int, Any]] = []
     try:
-        pictures = route.decoder.feed(read_payload(route.topic.schema, route.topic.encoding, data), t_ns)
+        payload = read_payload(route.topic.schema, route.topic.encoding, data)
+        if payload.kind == "video" and payload.codec == "h264":
+            idr = first_slice_is_idr(payload.data)
+            if not route.takes(payload, idr=idr, counts=scan.counts):
+                return 0
+        pictures = route.decoder.feed(payload, t_ns)
     except CorruptError as exc:
         scan.counts["pictures_dropped"] += 1
         if len(scan.notes) < 100:
