@@ -5,7 +5,7 @@ Bytes go out in order and are never looked at again: counted, hashed, and noted 
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -123,20 +123,28 @@ class Container:
     def attachment(self, name: str, media_type: str, data: bytes, t_ns: int) -> None:
         """A file within the file."""
         body = struct.pack("<QQ", t_ns, t_ns) + wire.string(name) + wire.string(media_type)
-        body += struct.pack("<Q", len(data)) + data
-        whole = wire.record(wire.Op.ATTACHMENT, body + struct.pack("<I", crc32(body)))
-        entry = struct.pack("<QQQQQ", self.at, len(whole), t_ns, t_ns, len(data)) + wire.string(name)
+        body += struct.pack("<Q", len(data))
+        head = wire.RECORD_HEAD.pack(wire.Op.ATTACHMENT, len(body) + len(data) + 4) + body
+        entry = struct.pack("<QQQQQ", self.at, len(head) + len(data) + 4, t_ns, t_ns, len(data)) + wire.string(name)
         self._attachments.append(wire.record(wire.Op.ATTACHMENT_INDEX, entry + wire.string(media_type)))
-        self.write(whole)
+        for part in (head, data, struct.pack("<I", crc32(data, crc32(body)))):  # no copy: it may be large
+            self.write(part)
 
     def sync(self) -> None:
         """Make what was written since the last call durable."""
         if self.at == self._synced:
             return
-        self._synced = self.at
         self._stream.flush()
-        with contextlib.suppress(AttributeError, OSError):  # a stream that is no file has nothing to sync
-            os.fdatasync(self._stream.fileno())
+        try:
+            handle = self._stream.fileno()
+        except (AttributeError, OSError):  # a stream that is no file has nothing to sync
+            return
+        try:
+            os.fdatasync(handle)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:  # a pipe or a device; all else means that the disk lost what it took
+                raise
+        self._synced = self.at
 
     def end(self, totals: Sequence[tuple[int, int]], t_first_ns: int, t_last_ns: int) -> str:
         """End of the data, summary, footer.

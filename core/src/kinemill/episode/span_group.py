@@ -115,6 +115,10 @@ class SpanGroup:
             self._last_cut = until
             self._cut_ns = self._next_cut(until)
 
+    def flush(self) -> Iterator[BuiltChunk]:
+        """All there is, without waiting for what may still come before it."""
+        yield from self.chunks(final=True)
+
     def _until(self, *, final: bool) -> int | None:
         """Where to cut now; None: behind all there is."""
         cut = self._cut_ns or 0

@@ -276,8 +276,8 @@ class VideoGroup:
     def _push(self, place_ns: int, camera: int, t_ns: int, data: bytes, idr: bool) -> None:
         heapq.heappush(self._heap, _Packet(place_ns, camera, next(self._arrival), t_ns, data, idr))
 
-    def _released(self, *, final: bool) -> list[_Packet]:
-        """Packets that lie behind the reorder window, in the order of time."""
+    def _released(self, *, final: bool, waiting: bool = True) -> list[_Packet]:
+        """Packets that lie behind the reorder window, in the order of time; without `waiting`, all that came."""
         if final:  # late ones that nothing follows
             for camera, late in enumerate(self._late):
                 for t_ns, data in late:
@@ -285,7 +285,7 @@ class VideoGroup:
                 late.clear()
         horizon = self._newest - self._profile.reorder_ns
         heap, out = self._heap, []
-        while heap and (final or heap[0].place_ns <= horizon):
+        while heap and (final or not waiting or heap[0].place_ns <= horizon):
             out.append(heapq.heappop(heap))
             self._heap_bytes -= len(out[-1].data)
         return out
@@ -372,19 +372,26 @@ class VideoGroup:
             yield from self._chunks.rest()
             self.late += sum(e.late for e in self._encoders if e is not None)
 
-    def _live_chunks(self, *, final: bool) -> Iterator[BuiltChunk]:
+    def flush(self) -> Iterator[BuiltChunk]:
+        """Live: all that the encoders have given, without waiting for what may still come before it."""
+        yield from self._live_chunks(final=False, waiting=False)
+        if self._live:
+            yield self._cut_live()
+
+    def _live_chunks(self, *, final: bool, waiting: bool = True) -> Iterator[BuiltChunk]:
         """Cut on time alone, wherever in a GOP: what a power cut may take is at most this much."""
         for camera, encoder in enumerate(self._encoders):
             if encoder is None:
                 continue
-            encoder.drain_held(self._newest - self._profile.reorder_ns)  # as where a camera has stopped
+            # as where a camera has stopped
+            encoder.drain_held(self._newest - (self._profile.reorder_ns if waiting else 0))
             for frame in encoder.finish() if final else encoder.take():
                 # a late one follows what was encoded before it, which later frames do not depend on any more
                 self._last[camera] = max(self._last[camera], frame.t_ns)
                 self._push(self._last[camera], camera, frame.t_ns, frame.data, frame.idr)
                 self._hold(camera, len(frame.data))
                 encoder.took(frame.gop)
-        for packet in self._released(final=final):
+        for packet in self._released(final=final, waiting=waiting):
             if self._live and (
                 packet.place_ns - self._live[0].place_ns >= (self._live_ns or 0)
                 or self._live_bytes + len(packet.data) > self._profile.max_chunk_bytes // 4

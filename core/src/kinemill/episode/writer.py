@@ -8,12 +8,12 @@ a file in order.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-import struct
-import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,7 +23,6 @@ import numpy as np
 
 from kinemill import records
 from kinemill.contracts.episode import Receipt, TopicKind
-from kinemill.episode.chunks import BuiltChunk
 from kinemill.episode.container import Container
 from kinemill.episode.drafting import draft_receipt
 from kinemill.episode.h264 import PacketInfo, check_packet
@@ -31,9 +30,10 @@ from kinemill.episode.index import index_attachment
 from kinemill.episode.messages import audio_message, depth_message, event_message, points_message, text_message
 from kinemill.episode.schemas import VIDEO, schema_for
 from kinemill.episode.span_group import SpanGroup
+from kinemill.episode.spool import Spools, close_quietly
 from kinemill.episode.topics import NS, Profile, TopicSpec, group_of, profile_of
 from kinemill.episode.video_group import VideoGroup
-from kinemill.errors import StateError, UsageError
+from kinemill.errors import EnvironmentFault, StateError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeWriter", "writer_name"]
 
 LIVE_CUT_NS: Final = NS
-_SPOOL_MEMORY: Final = 4 << 20
+_LIVE_WAIT_NS: Final = LIVE_CUT_NS + NS // 2
+"""Beside the reorder window: a group that is written to at 10 Hz and more never waits that long."""
+_LOG: Final = logging.getLogger(__name__)
 _PUMP_NS: Final = NS // 10
 _PUMP_ITEMS: Final = 512
 _MAX_TIME: Final = (1 << 63) - 1
@@ -64,7 +66,8 @@ class EpisodeWriter:
         episode_id: UUID of the episode.
         profile: `vla`, `world`, or a `Profile`.
         topics: Every topic that the recording may have. The order decides channel ids.
-        live: Interleave groups and make all data durable within about a second.
+        live: Interleave groups, and make all data durable within about two seconds of the recording's time. What
+            there is stays on the disk, under the temporary name, where the recording ends in an error or Ctrl-C.
         metadata: Extra keys for the file's `tg.layout` metadata, such as the robot's name.
 
     Example:
@@ -105,6 +108,9 @@ class EpisodeWriter:
         self._described: list[tuple[str, dict[str, str]]] = []
         self._counts: Counter[str] = Counter()
         self._pumped = dict.fromkeys(self._groups, (-_PUMP_NS, 0))
+        self._newest = -1
+        self._waits_since: dict[str, int] = {}
+        """Live: the recording's time when each group's oldest message that is not written came, or earlier."""
         self._state = "new"
         self._stream: IO[bytes]
         self._path: Path | None = None
@@ -112,12 +118,20 @@ class EpisodeWriter:
         if isinstance(sink, str | os.PathLike):
             self._path = Path(sink)
             self._temporary = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex[:8]}.part")
-            self._stream = self._temporary.open("xb")
+            try:
+                self._stream = self._temporary.open("xb")
+            except OSError as exc:
+                raise EnvironmentFault(f"{self._path}: nothing can be written there: {exc.strerror}") from exc
         else:
             self._stream = sink
-        self._out = Container(self._stream, self._specs, self._schemas, list(self._groups))
-        self._spools: dict[str, IO[bytes]] = {}
-        self._spooled: dict[str, list[BuiltChunk]] = {name: [] for name in self._groups}
+        try:
+            self._out = Container(self._stream, self._specs, self._schemas, list(self._groups))
+        except BaseException:
+            if self._temporary is not None:
+                self._stream.close()
+                self._temporary.unlink(missing_ok=True)
+            raise
+        self._spools = Spools(None if self._temporary is None else self._temporary.parent)
         self._streaming = next(iter(self._groups), None)
 
     def _make_groups(self) -> None:
@@ -146,9 +160,12 @@ class EpisodeWriter:
 
     # -- input
 
-    def _find(self, topic: str, t_ns: int) -> tuple[VideoGroup | SpanGroup, int]:
+    def _must_be_open(self) -> None:
         if self._state not in ("new", "open"):
-            raise StateError(f"episode {self.episode_id}: the writer is {self._state}")
+            raise StateError(f"episode {self.episode_id}: the writer is {self._state}; write the episode anew")
+
+    def _find(self, topic: str, t_ns: int) -> tuple[VideoGroup | SpanGroup, int]:
+        self._must_be_open()
         found = self._where.get(topic)
         if found is None:
             close = records.nearest(topic, self._where)
@@ -270,8 +287,7 @@ class EpisodeWriter:
 
     def attach(self, name: str, media_type: str, data: bytes, *, t_ns: int = 0) -> None:
         """Keep a file with the episode: a calibration, a URDF. Written at the end, with its own CRC."""
-        if self._state not in ("new", "open"):
-            raise StateError(f"episode {self.episode_id}: the writer is {self._state}")
+        self._must_be_open()
         if name.startswith("tg."):
             raise UsageError(f"attachment {name}: names that start with 'tg.' belong to the format")
         self._attachments.append((name, media_type, bytes(data), int(t_ns)))
@@ -288,27 +304,61 @@ class EpisodeWriter:
 
     # -- output
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What fails halfway through this leaves no file that could be gone on with."""
+        try:
+            yield
+        except OSError as exc:
+            self._state = "failed"
+            place = "the sink" if self._path is None else str(self._path)
+            raise EnvironmentFault(
+                f"{place}: {exc.strerror or exc}, after {self._out.at >> 20} MiB; make room or mend the disk"
+                + (", then save what there is with `kinemill episode repack`" if self.live else ", then write it anew")
+            ) from exc
+        except BaseException:
+            self._state = "failed"
+            raise
+
     def _wrote(self, group: VideoGroup | SpanGroup, t_ns: int, n: int) -> None:
+        self._newest = max(self._newest, t_ns)
+        if self.live:
+            self._waits_since.setdefault(group.name, self._newest)
         newest, items = self._pumped[group.name]
         if t_ns - newest < _PUMP_NS and items < _PUMP_ITEMS:
             self._pumped[group.name] = (newest, items + n)
             return
         self._pumped[group.name] = (max(newest, t_ns), 0)
-        self._pump(group, final=False)
+        with self._writing():
+            self._pump(group, final=False)
+            if self.live:
+                self._flush_waiting()
+
+    def _flush_waiting(self) -> None:
+        """Write what only the group's own next message would have pushed out, where that does not come."""
+        for name, since in list(self._waits_since.items()):
+            if self._newest - since > _LIVE_WAIT_NS + self.profile.reorder_ns:
+                group = self._groups[name]
+                for chunk in group.flush():
+                    self._out.place(name, chunk, (chunk.head, chunk.data), chunk.index)
+                del self._waits_since[name]
+                if isinstance(group, VideoGroup):  # its encoders may still have some
+                    self._waits_since[name] = self._newest
+        self._out.sync()
 
     def _pump(self, group: VideoGroup | SpanGroup, *, final: bool) -> None:
         for chunk in group.chunks(final=final):
             if self.live or group.name == self._streaming:
                 self._out.place(group.name, chunk, (chunk.head, chunk.data), chunk.index)
+                self._waits_since[group.name] = self._newest
             else:
-                self._spool(group.name, chunk)
-        if self.live and not final:
-            self._out.sync()
+                self._spools.add(group.name, chunk)
 
     def _begin(self) -> None:
-        self._state = "open"
-        self._out.head(writer_name())
-        self._out.metadata("tg.layout", self._layout_items())
+        with self._writing():
+            self._out.head(writer_name())
+            self._out.metadata("tg.layout", self._layout_items())
+            self._state = "open"
 
     def _layout_items(self) -> dict[str, str]:
         profile = self.profile
@@ -326,29 +376,6 @@ class EpisodeWriter:
             "groups": records.dumps({g.name: [s.topic for s in g.specs] for g in self._groups.values()}),
         }
 
-    def _spool(self, name: str, chunk: BuiltChunk) -> None:
-        spool = self._spools.get(name)
-        if spool is None:
-            folder = None if self._temporary is None else str(self._temporary.parent)
-            spool = self._spools[name] = tempfile.SpooledTemporaryFile(_SPOOL_MEMORY, dir=folder)  # noqa: SIM115
-        spool.write(chunk.head)
-        spool.write(chunk.data)
-        spool.write(chunk.index)
-        sizes = struct.pack("<QQ", len(chunk.head) + len(chunk.data), len(chunk.index))
-        self._spooled[name].append(replace(chunk, head=b"", data=b"", index=sizes))
-
-    def _append_spools(self) -> None:
-        for name in self._groups:
-            spool = self._spools.pop(name, None)
-            if spool is None:
-                continue
-            with spool:
-                spool.seek(0)
-                for chunk in self._spooled[name]:
-                    record_size, index_size = struct.unpack("<QQ", chunk.index)
-                    self._out.place(name, chunk, (spool.read(record_size),), spool.read(index_size))
-            self._spooled[name].clear()
-
     # -- the end
 
     def close(self) -> Receipt:
@@ -359,15 +386,19 @@ class EpisodeWriter:
 
         Raises:
             KinemillError: The file could not be completed; nothing stands under its name.
+            EnvironmentFault: No room, or the disk fails.
         """
         if self.receipt is not None:
             return self.receipt
-        if self._state in ("closed", "aborted"):
-            raise StateError(f"episode {self.episode_id}: the writer is {self._state}")
+        if self._state not in ("new", "open"):
+            state = self._state
+            self._give_up()
+            raise StateError(f"episode {self.episode_id}: the writer is {state}; write the episode anew")
         try:
-            return self._close()
-        except BaseException:
-            self.abort()
+            with self._writing():
+                return self._close()
+        except BaseException as exc:
+            self._give_up(exc)
             raise
 
     def _close(self) -> Receipt:
@@ -375,7 +406,9 @@ class EpisodeWriter:
             self._begin()
         for group in self._groups.values():
             self._pump(group, final=True)
-        self._append_spools()
+        for name in self._groups:
+            for chunk, record, index in self._spools.take(name):
+                self._out.place(name, chunk, (record,), index)
         for group in self._groups.values():
             self._counts.update(group.counts)
         out = self._out
@@ -409,19 +442,38 @@ class EpisodeWriter:
         return self.receipt
 
     def abort(self) -> None:
-        """Give up: stop threads, remove temporary files. Nothing stands under the path."""
+        """Give up: stop threads, remove temporary files, a live recording's too. Nothing stands under the path."""
+        if self._state not in ("closed", "aborted"):
+            self._stop(keep=False)
+
+    def _give_up(self, cause: BaseException | None = None) -> None:
+        """As `abort`, but what a live recording has so far stays, as after a power cut."""
         if self._state in ("closed", "aborted"):
             return
+        keep = self.live and self._temporary is not None and self._out.at > 0
+        if keep and self._state == "open":
+            with contextlib.suppress(Exception):  # the file has all that could be written before
+                for group in self._groups.values():
+                    self._pump(group, final=True)
+                self._out.sync()
+        self._stop(keep=keep)
+        if keep:
+            told = f"what was recorded stays in {self._temporary}; `kinemill episode repack` makes an episode of it"
+            _LOG.warning("episode %s: %s", self.episode_id, told)
+            if cause is not None:
+                cause.add_note(told)
+
+    def _stop(self, *, keep: bool) -> None:
         self._state = "aborted"
-        for group in self._groups.values():
-            group.abort()
-        for spool in self._spools.values():
-            spool.close()
-        self._spools.clear()
-        self._out.stop()
-        if self._temporary is not None:
-            self._stream.close()
-            self._temporary.unlink(missing_ok=True)
+        with contextlib.ExitStack() as last_first:
+            if self._temporary is not None:
+                if not keep:
+                    last_first.callback(self._temporary.unlink, missing_ok=True)
+                last_first.callback(close_quietly, self._stream)
+            last_first.callback(self._out.stop)
+            last_first.callback(self._spools.close)
+            for group in self._groups.values():
+                last_first.callback(group.abort)
 
     def __enter__(self) -> Self:
         return self
@@ -430,7 +482,7 @@ class EpisodeWriter:
         if kind is None:
             self.close()
         else:
-            self.abort()
+            self._give_up(value if isinstance(value, BaseException) else None)
 
 
 def _fsync_folder(folder: Path) -> None:
