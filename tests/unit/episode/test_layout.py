@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinemill.episode.layout import GroupLayout, Layout, expand_runs, run_lengths
+from kinemill.episode.counts import Counts, expand_runs, run_lengths
+from kinemill.episode.layout import GroupLayout, Layout
 from kinemill.errors import CorruptError, LimitError
 from support.episode import small_episode
 
@@ -46,7 +47,7 @@ def test_chunks_may_follow_each_other_in_any_order_of_time(spans: list[tuple[int
     offset = np.arange(n) * 31 + np.cumsum(length) - length
     topics = Layout.from_receipt(small_episode(0, 1, 1)[1]).groups[0].topics
     in_order = not np.any(first[1:] < (first + duration)[:-1])
-    group = GroupLayout("state", topics, offset, length, first, first + duration, counts, in_order=in_order)
+    group = GroupLayout("state", topics, offset, length, first, first + duration, Counts.of(counts), in_order=in_order)
     # when, then
     layout = Layout((group,))
     same(layout, Layout.from_columns(*layout.columns()))
@@ -78,7 +79,7 @@ def test_a_minute_at_gop_5_is_small() -> None:
                 length,
                 t_first,
                 t_first + int(step * 0.8),
-                counts,
+                Counts.of(counts),
             )
         )
     # when

@@ -37,9 +37,9 @@ class Frames(NamedTuple):
 
 def _filled(group: GroupLayout, position: int) -> NDArray[np.int64] | None:
     """Chunks that hold the topic; None where all do, or where nobody counted (then all may)."""
-    if group.counts is None or group.full:
+    if group.counted is None or group.full:
         return None
-    return np.flatnonzero(group.counts[position])
+    return np.flatnonzero(group.counted.table[position])
 
 
 def chunks_of(group: GroupLayout, position: int, window: Window) -> set[int]:
@@ -112,13 +112,13 @@ def _unordered(t_first: NDArray[np.int64], t_last: NDArray[np.int64], query: NDA
 
 
 def _chunks_of_steps(group: GroupLayout, position: int, steps: tuple[int, int, int]) -> set[int]:
-    if group.counts is None:
+    if group.counted is None:
         raise UsageError(
             f"group {group.name}: steps need a layout with message counts; ask by time, or repack the file"
         )
-    ends = group.ends[position]
+    ends = group.counted.ends[position]
     first, count, stride = steps
-    total = group.total(position)
+    total = group.counted.total(position)
     if total == 0:
         return set()
     last = first + (count - 1) * stride
@@ -159,7 +159,7 @@ def select(
         low, high = time.searchsorted(window.span_ns).tolist()
         picked = np.arange(low, high)
         return (picked if order is None else order[picked]), np.zeros(high - low, np.bool_), set()
-    sure = group.counts is not None and group.in_order  # then the last chunk that starts in time holds the answer
+    sure = group.counted is not None and group.in_order  # then the last chunk that starts in time holds the answer
     if len(window.times_ns) == 1 and order is None and sure and window.pick == "before":
         at_once = _select_one(group, position, window, time)
         if at_once is not None:
@@ -220,7 +220,7 @@ def _select_steps(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], set[int]]:
     first, count, stride = steps
     numbers = np.arange(first, first + stride * count, stride)
-    total = group.total(position) if group.counts is not None else 0
+    total = group.counted.total(position) if group.counted is not None else 0
     inside = first >= 0 and first + (count - 1) * stride < total
     pad = np.zeros(count, np.bool_) if inside else (numbers < 0) | (numbers >= total)
     if total == 0:
@@ -232,7 +232,7 @@ def _select_steps(
         if begin <= wanted[0] and wanted[-1] < begin + len(messages.time):
             return picked, pad, set()
     sequence = messages.sequence
-    if group.counts is not None and np.count_nonzero(sequence[1:] <= sequence[:-1]) == 0:
+    if group.counted is not None and np.count_nonzero(sequence[1:] <= sequence[:-1]) == 0:
         return sequence.searchsorted(wanted), pad, set()
     order = sequence.argsort(kind="stable")
     return order[sequence[order].searchsorted(wanted)], pad, set()

@@ -8,7 +8,7 @@ import numpy as np
 
 from kinemill.contracts.episode import ChunkTable, GopTable, GroupReceipt, Receipt, TopicReceipt
 from kinemill.episode.container import Placed
-from kinemill.episode.layout import run_lengths
+from kinemill.episode.counts import run_lengths
 from kinemill.episode.schemas import JOINT_STATE, SchemaText
 from kinemill.episode.span_group import SpanGroup
 from kinemill.episode.topics import Profile, TopicSpec, codec_of

@@ -19,7 +19,8 @@ import numpy as np
 
 from kinemill import records
 from kinemill.contracts.episode import ChunkTable, GopTable, GroupReceipt, Receipt
-from kinemill.episode.layout import Layout, index_bytes, run_lengths
+from kinemill.episode.counts import index_bytes
+from kinemill.episode.layout import Layout
 from kinemill.errors import ContractError, CorruptError, LimitError
 
 __all__ = ["index_attachment", "read_index"]
@@ -78,7 +79,7 @@ def read_index(data: bytes, *, size_bytes: int = 0, sha256: str = "") -> Receipt
 
 def _group(layout: Layout, i: int, extra: dict[str, Any]) -> GroupReceipt:
     group = layout.groups[i]
-    if group.counts is None or (group.crc32 is None and len(group)):
+    if group.counted is None or group.counts is None or (group.crc32 is None and len(group)):
         raise CorruptError(f"tg.index: group {group.name} has no counts or checksums")
     crc = np.empty(0, np.int64) if group.crc32 is None else group.crc32
     gops = None
@@ -92,7 +93,7 @@ def _group(layout: Layout, i: int, extra: dict[str, Any]) -> GroupReceipt:
         tuple(group.t_last_ns.tolist()),
         tuple(group.counts.sum(axis=0).tolist()),
         tuple(crc.tolist()),
-        tuple(run_lengths(row) for row in group.counts),
+        tuple(map(tuple, group.counted.runs)),
     )
     length = int(extra["length"])
     if len(group):

@@ -25,26 +25,27 @@ import itertools
 import json
 import operator
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from kinemill import records
 from kinemill.contracts.episode import Receipt, TopicReceipt
+from kinemill.episode.counts import Counts, index_bytes
 from kinemill.errors import CorruptError, LimitError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["GroupLayout", "Layout", "expand_runs", "index_bytes", "run_lengths"]
+__all__ = ["GroupLayout", "Layout"]
 
 VERSION: Final = 1
 _DEFLATED: Final = 1
 _WITH_CRC: Final = 2
 _MAX_PACKED: Final = 32 << 20
 _MAX_CHUNKS: Final = 1 << 22
+_MAX_COUNTS: Final = 1 << 26
 _MAX_LENGTH: Final = 1 << 40
 _MAX_TIME: Final = (1 << 63) - 1
 _NO_TIME: Final = np.empty(0, np.int64)
@@ -61,7 +62,7 @@ class GroupLayout:
         length: Its bytes.
         t_first_ns: First log time in the chunk.
         t_last_ns: Last log time.
-        counts: Messages, int64 [topics, chunks]; None for a file that nobody counted.
+        counted: Messages of each topic in each chunk; None for a file that nobody counted.
         crc32: Of the uncompressed records; None where only the chunk itself tells it.
         gop_chunk: Index of the chunk that each GOP starts in; None where every chunk is one GOP.
         skew_ns: How much later than its chunk a topic may start.
@@ -74,26 +75,21 @@ class GroupLayout:
     length: NDArray[np.int64]
     t_first_ns: NDArray[np.int64]
     t_last_ns: NDArray[np.int64]
-    counts: NDArray[np.int64] | None
+    counted: Counts | None
     crc32: NDArray[np.int64] | None = None
     gop_chunk: NDArray[np.int64] | None = None
     in_order: bool = True
     skew_ns: int = 0
-    full: bool = False
-    """Every topic has messages in every chunk."""
-    _ends: list[NDArray[np.int64]] = field(default_factory=list, init=False, repr=False)
 
     @property
-    def ends(self) -> NDArray[np.int64]:
-        """Messages up to the end of each chunk, int64 [topics, chunks]; of a group that was counted."""
-        if not self._ends:
-            counts = np.zeros((len(self.topics), len(self)), np.int64) if self.counts is None else self.counts
-            self._ends.append(np.add.accumulate(counts, 1))
-        return self._ends[0]
+    def full(self) -> bool:
+        """Every topic has messages in every chunk."""
+        return self.counted is not None and self.counted.full
 
-    def total(self, position: int) -> int:
-        """Messages of a topic; of a group that was counted."""
-        return int(self.ends[position, -1]) if len(self) else 0
+    @property
+    def counts(self) -> NDArray[np.int64] | None:
+        """Messages, int64 [topics, chunks]; None for a file that nobody counted."""
+        return None if self.counted is None else self.counted.table
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -102,28 +98,6 @@ class GroupLayout:
     def end_ns(self) -> int:
         """Last log time of the group; of one with chunks."""
         return int(self.t_last_ns[-1]) if self.in_order else int(self.t_last_ns.max())
-
-
-def run_lengths(column: Sequence[int] | NDArray[np.int64]) -> tuple[int, ...]:
-    """`value, times, value, times, ...`"""
-    values = np.asarray(column, np.int64)
-    if not len(values):
-        return ()
-    starts = np.flatnonzero(np.diff(values, prepend=values[0] - 1))
-    times = np.diff(starts, append=len(values))
-    return tuple(np.stack([values[starts], times], axis=1).ravel().tolist())
-
-
-def expand_runs(runs: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """The column that `run_lengths` was given."""
-    pairs = np.asarray(runs, np.int64).reshape(-1, 2)
-    return np.repeat(pairs[:, 0], pairs[:, 1])
-
-
-def index_bytes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bytes that the message indexes behind each chunk take: 15 a topic that is present, 16 a message."""
-    found: NDArray[np.int64] = 15 * (counts > 0).sum(axis=0) + 16 * counts.sum(axis=0)
-    return found
 
 
 # ---- varints, all at once
@@ -149,6 +123,9 @@ def _pack_varints(values: NDArray[np.uint64]) -> bytes:
     return bytes(out)
 
 
+_LOW_7: Final = np.uint8(127)
+
+
 def _unpack_varints(data: bytes) -> NDArray[np.uint64]:
     raw = np.frombuffer(data, np.uint8)
     ends = (raw < 128).nonzero()[0]
@@ -158,10 +135,10 @@ def _unpack_varints(data: bytes) -> NDArray[np.uint64]:
     starts[0] = 0
     starts[1:] = ends[:-1] + 1
     sizes = ends - starts + 1
-    if int(sizes.max()) > 10:
+    if int(np.maximum.reduce(sizes)) > 10:
         raise CorruptError("packed layout: a number of more than 10 bytes")
     shift = (np.arange(len(raw)) - starts.repeat(sizes)) * 7
-    parts = (raw & np.uint8(127)).astype(np.uint64) << shift.view(np.uint64)
+    parts = (raw & _LOW_7).astype(np.uint64) << shift.view(np.uint64)
     found: NDArray[np.uint64] = np.add.reduceat(parts, starts)
     return found
 
@@ -259,9 +236,6 @@ class Layout:
         for group in receipt.groups:
             table = group.chunks
             columns = [np.array(c, np.int64) for c in (table.offset, table.length, table.t_first_ns, table.t_last_ns)]
-            counts = None
-            if table.runs:
-                counts = np.stack([expand_runs(run) for run in table.runs])
             groups.append(
                 GroupLayout(
                     group.name,
@@ -270,12 +244,11 @@ class Layout:
                     columns[1],
                     columns[2],
                     columns[3],
-                    counts,
+                    Counts(table.runs, len(table.offset)) if table.runs else None,
                     np.array(table.crc32, np.int64),
                     None if group.gops is None else np.array(group.gops.chunk, np.int64),
                     _in_order(columns[2], columns[3]),
                     group.skew_ns,
-                    counts is not None and bool(counts.all()),
                 )
             )
         return cls(tuple(groups))
@@ -285,9 +258,9 @@ class Layout:
         """Every topic by its name, the missing ones too (with no message)."""
         found = {}
         for group in self.groups:
-            totals = None if group.counts is None else group.counts.sum(axis=1).tolist()
+            counted = group.counted
             for i, topic in enumerate(group.topics):
-                found[topic.topic] = topic if totals is None else replace(topic, messages=totals[i])
+                found[topic.topic] = topic if counted is None else replace(topic, messages=counted.total(i))
         return found
 
     @property
@@ -337,7 +310,7 @@ class Layout:
             if n == 0:
                 continue
             counts = group.counts
-            runs = [] if counts is None else [run_lengths(column) for column in counts]
+            runs = [] if group.counted is None else group.counted.runs
             unsigned(0 if counts is None else 1, *(len(run) // 2 for run in runs), *itertools.chain(*runs))
             offset, length = group.offset, group.length
             gaps = offset[1:] - offset[:-1] - length[:-1]
@@ -423,31 +396,32 @@ def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end:
     """One group's tables; a loader does this for each episode that it opens, so the calls are counted."""
     n = take.one(_MAX_CHUNKS)
     if n == 0:
-        none = np.zeros((len(topics), 0), np.int64)
-        return GroupLayout(name, topics, _NO_TIME, _NO_TIME, _NO_TIME, _NO_TIME, none)
-    counts: NDArray[np.int64] | None = None
-    full = False
+        return GroupLayout(name, topics, _NO_TIME, _NO_TIME, _NO_TIME, _NO_TIME, Counts([()] * len(topics), 0))
+    if not topics:
+        raise CorruptError(f"packed layout: group {name} has {n} chunks and no topic")
+    if n * len(topics) > _MAX_COUNTS:
+        raise LimitError(f"packed layout: group {name} has {n} chunks of {len(topics)} topics, too many for one table")
+    counted: Counts | None = None
     extra: int | NDArray[np.int64] = 0
     if take.one(1):
         pairs_per_topic = take.counts(len(topics))
         pairs = take.counts(2 * min(sum(pairs_per_topic), _MAX_CHUNKS))
-        counts = _expand_all(pairs, pairs_per_topic, n, name)
-        full = 0 not in pairs[::2]
+        counted = _counts(pairs, pairs_per_topic, n, name)
         if len(pairs) == 2 * len(topics):  # each topic has the same count in all chunks
             extra = sum([15 + 16 * count for count in pairs[::2] if count])
         else:
-            extra = index_bytes(counts[:, :-1])
+            extra = index_bytes(counted.table[:, :-1])
     base, skew, gops, t0 = take.several((_MAX_LENGTH, _MAX_TIME, _MAX_CHUNKS, _MAX_TIME))
     signed = take.signed(4 * n + max(gops - 1, 0))
     columns = signed[1 : 4 * n].copy()
-    length, gap, first_and_duration = columns[:n], columns[n : 2 * n - 1], columns[2 * n - 1 :].reshape(2, n)
+    length, gap, t_first, duration = columns[:n], columns[n : 2 * n - 1], columns[2 * n - 1 : -n], columns[-n:]
     if base:
         length += base
     else:
         _SUMS(length, out=length)
     gap += extra
-    _SUMS(first_and_duration, 1, out=first_and_duration)
-    t_first, duration = first_and_duration  # so far the steps from one first time to the next
+    _SUMS(t_first, out=t_first)  # so far the steps from one first time to the next
+    _SUMS(duration, out=duration)
     offset = np.empty(n, np.int64)
     offset[0] = end + int(signed[0])
     np.add(length[:-1], gap, out=offset[1:])
@@ -463,17 +437,13 @@ def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end:
         raise CorruptError(f"packed layout: group {name} has a GOP in a chunk that is not there")
     crcs = take.many(n).astype(np.int64) if crc else None
     in_order = _in_order(t_first, t_last)
-    return GroupLayout(name, topics, offset, length, t_first, t_last, counts, crcs, gop_chunk, in_order, skew, full)
+    return GroupLayout(name, topics, offset, length, t_first, t_last, counted, crcs, gop_chunk, in_order, skew)
 
 
-def _expand_all(pairs: list[int], pairs_per_topic: list[int], n: int, name: str) -> NDArray[np.int64]:
-    """Counts [topics, chunks] from all topics' run-length pairs."""
-    values, times = pairs[::2], pairs[1::2]
-    sane = len(values) == sum(pairs_per_topic) and max(values, default=0) <= 1 << 40 and 0 not in times
-    at = 0
-    for number in pairs_per_topic if sane else ():
-        sane = sane and sum(times[at : at + number]) == n
-        at += number
-    if not sane:
-        raise CorruptError(f"packed layout: group {name}: message counts do not cover its {n} chunks")
-    return np.array(values, np.int64).repeat(times).reshape(len(pairs_per_topic), n)
+def _counts(pairs: list[int], pairs_per_topic: list[int], n: int, name: str) -> Counts:
+    """Counts from all topics' run-length pairs."""
+    ends = [2 * end for end in itertools.accumulate(pairs_per_topic)]
+    try:
+        return Counts([pairs[start:end] for start, end in itertools.pairwise([0, *ends])], n)
+    except CorruptError as exc:
+        raise CorruptError(f"packed layout: group {name}: {exc}") from exc

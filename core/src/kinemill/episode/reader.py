@@ -18,6 +18,7 @@ from kinemill.contracts.episode import Receipt, TopicReceipt
 from kinemill.contracts.store import Store
 from kinemill.episode.choose import chunks_of, frames_of, select
 from kinemill.episode.content import VideoOptions, has_pictures, read_content
+from kinemill.episode.counts import Counts
 from kinemill.episode.decode import SHARED, DecoderPool
 from kinemill.episode.gathered import Messages
 from kinemill.episode.layout import GroupLayout, Layout
@@ -282,16 +283,16 @@ class EpisodeReader:
             limit=min(MAX_RAW, room),
             into=scratch(),
         )
-        if group.counts is not None:
-            self._check_counts(group, group.counts, k, chunk, where)
+        if group.counted is not None:
+            self._check_counts(group, group.counted, k, chunk, where)
         return chunk
 
     @staticmethod
-    def _check_counts(group: GroupLayout, counts: NDArray[np.int64], k: int, chunk: OpenChunk, where: str) -> None:
-        expected: list[int] = counts[:, k].tolist()
+    def _check_counts(group: GroupLayout, counted: Counts, k: int, chunk: OpenChunk, where: str) -> None:
+        expected, before = counted.at(k)
         if len(chunk.time) != sum(expected):
             raise CorruptError(f"{where}: {len(chunk.time)} messages, the layout says {sum(expected)}")
-        first = [end - n + 1 for end, n in zip(group.ends[:, k].tolist(), expected, strict=True)]
+        first = [number + 1 for number in before]
         if _are_rounds(group, expected, first, chunk):
             return
         for topic, n, start in zip(group.topics, expected, first, strict=True):
