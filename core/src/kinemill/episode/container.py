@@ -214,7 +214,8 @@ def _schemas_and_channels(specs: Sequence[TopicSpec], texts: Sequence[SchemaText
         }
         body = struct.pack("<HH", i + 1, ids.get(text, 0)) + wire.string(spec.topic)
         body += wire.string(text.message_encoding)
-        body += wire.string_map({**spec.metadata, **{k: v for k, v in known.items() if v}})
+        extra = {k: v for k, v in spec.metadata.items() if not known.get(k)}
+        body += wire.string_map({**extra, **{k: v for k, v in known.items() if v}})
         channels.append(wire.record(wire.Op.CHANNEL, body))
     return schemas, channels
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from kinemill.episode.cdr import CdrCursor
+from kinemill.episode.h264 import first_slice_is_idr
 from kinemill.episode.proto import top_fields, video_bytes
 from kinemill.errors import CorruptError, LimitError, UnsupportedError
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Payload", "PictureDecoder", "read_payload", "takes_pictures"]
 
 _MAX_PIXELS: Final = 1 << 28
+_MOST_WAITING: Final = 64
+"""Packets that a decoder may be behind: H.264 and H.265 reorder at most 16 pictures."""
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
 _VIDEO_CODECS: Final = {"h264": "h264", "h265": "hevc", "hevc": "hevc", "vp9": "vp9", "av1": "av1", "avc": "h264"}
 _RAW: Final = {
     "rgb8": ("rgb24", 3, 1),
@@ -43,8 +47,8 @@ _RAW: Final = {
 class Payload:
     """What a message holds.
 
-    `kind`: `video` (a packet of `codec`), `still` (a compressed picture of `codec`), `raw` (an
-    array: uint8 pictures in `codec` as pixel format, or uint16 depth).
+    `kind`: `video` (a packet of `codec`), `still` (a compressed picture of `codec`; `png16` is one of
+    16 bits), `raw` (an array: uint8 pictures in `codec` as pixel format, or uint16 depth).
     """
 
     kind: Literal["video", "still", "raw"]
@@ -82,11 +86,16 @@ def _still(codec: str, data: bytes) -> Payload:
         return _video(text, data)
     if data[:3] == b"\xff\xd8\xff":
         return Payload("still", "mjpeg", data)
-    if data[:8] == b"\x89PNG\r\n\x1a\n":
-        return Payload("still", "png", data)
-    if "compresseddepth" in text.replace(" ", "") and data[12:20] == b"\x89PNG\r\n\x1a\n":
-        return Payload("still", "png", data[12:])  # behind image_transport's 12 bytes of configuration
+    if data[:8] == _PNG:
+        return _png(data)
+    if "compresseddepth" in text.replace(" ", "") and data[12:20] == _PNG:
+        return _png(data[12:])  # behind image_transport's 12 bytes of configuration
     raise UnsupportedError(f"a compressed image of format {codec!r} that starts with {data[:4].hex(' ')}; jpeg or png")
+
+
+def _png(data: bytes) -> Payload:
+    """A PNG; one of 16 bits (its IHDR says so) is depth, which an encoder of pictures would spoil."""
+    return Payload("still", "png16" if data[12:16] == b"IHDR" and data[24:25] == b"\x10" else "png", data)
 
 
 def _raw(encoding: str, width: int, height: int, step: int, data: memoryview, *, big: bool = False) -> Payload:
@@ -98,9 +107,8 @@ def _raw(encoding: str, width: int, height: int, step: int, data: memoryview, *,
         raise LimitError(f"an image of {width} x {height} pixels")
     if step < line or step * height > len(data) + step - line:
         raise CorruptError(f"an image of {width} x {height} {encoding}, step {step}, with {len(data)} bytes")
-    full = np.zeros(step * height, np.uint8)
-    full[: min(len(data), len(full))] = np.frombuffer(data, np.uint8)[: len(full)]
-    image = np.ascontiguousarray(full.reshape(height, step)[:, :line])
+    # the last line may end where its pixels do
+    image = np.ascontiguousarray(np.ndarray((height, line), np.uint8, data, 0, (step, 1)))
     if size == 2:
         return Payload(
             "raw", "depth", image=image.view(">u2" if big else "<u2").astype(np.uint16).reshape(height, width)
@@ -199,7 +207,11 @@ class PictureDecoder:
         self._context: Any = None
         self._codec = ""
         self._pts: dict[int, int] = {}
+        self._times: list[int] = []
+        """Of the packets whose pictures have not come yet."""
         self._next = 0
+        self._broken = False
+        """Packets are missing; pictures would be predicted from wrong ones until the next key frame."""
 
     def feed(self, payload: Payload, t_ns: int) -> list[tuple[int, VideoFrame | NDArray[Any]]]:
         """(time, picture) of what this payload completes; depth as uint16 arrays.
@@ -219,11 +231,20 @@ class PictureDecoder:
         """What the decoder still holds."""
         if self._context is None:
             return []
-        return self._frames(self._context.decode(None))
+        import av
+
+        try:
+            return self._frames(self._context.decode(None))
+        except (av.FFmpegError, CorruptError):  # nothing whole is in it
+            return []
 
     def _decode(self, codec: str, data: bytes, t_ns: int, *, still: bool) -> list[tuple[int, Any]]:
         import av
 
+        if still:
+            codec = "png" if codec == "png16" else codec
+        elif self._broken and codec == "h264" and not first_slice_is_idr(data):
+            raise CorruptError(f"{codec} picture at {t_ns} ns depends on one that is missing")
         if self._context is None or self._codec != codec:
             self._context = av.VideoCodecContext.create(codec, "r")
             self._context.thread_count = 1
@@ -232,24 +253,43 @@ class PictureDecoder:
         packet = av.Packet(data)
         packet.pts = packet.dts = self._next
         self._pts[self._next] = t_ns
+        self._times.append(t_ns)
         self._next += 1
+        if len(self._times) > _MOST_WAITING:  # packets without a picture, such as parameter sets
+            self._spend(min(self._times))
+            self._pts.pop(next(iter(self._pts)), None)
         try:
             found = self._frames(self._context.decode(packet))
-        except av.FFmpegError as exc:
+        except (av.FFmpegError, CorruptError) as exc:
+            # a fresh decoder refuses what depends on pictures that it has not seen
+            self._context, self._broken = None, not still
+            self._pts.clear()
+            self._times.clear()
             raise CorruptError(f"{codec} picture at {t_ns} ns does not decode ({exc})") from exc
+        self._broken = False
         if still and len(found) != 1:
             raise CorruptError(f"{codec} picture at {t_ns} ns gave {len(found)} pictures")
         return found
+
+    def _spend(self, t_ns: int) -> None:
+        if t_ns in self._times:
+            self._times.remove(t_ns)
 
     def _frames(self, frames: list[Any]) -> list[tuple[int, Any]]:
         out = []
         for frame in frames:
             if frame.is_corrupt:
                 raise CorruptError("a picture that the decoder flags as damaged")
-            t_ns = self._pts.pop(frame.pts)
+            t_ns = self._pts.pop(frame.pts, None)
+            if t_ns is None:
+                raise CorruptError("a picture that belongs to no packet")
+            if self._context.has_b_frames:
+                # pictures leave in the order in which they were taken: the next one has the earliest time that is left,
+                # whether its recorder stamped packets as they were coded, or with the time of display
+                t_ns = min(self._times, default=t_ns)
+            self._spend(t_ns)
             if frame.format.name in ("gray16be", "gray16le"):
                 out.append((t_ns, np.ascontiguousarray(frame.to_ndarray(format="gray16le"))))
             else:
                 out.append((t_ns, frame))
-        # frames leave in display order; what is older and never came will not come
         return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 
@@ -10,7 +11,27 @@ from kinemill.contracts.keys import episode_key
 from kinemill.contracts.store import Store
 from kinemill.errors import ConflictError, StateError
 
-__all__ = ["publish"]
+__all__ = ["publish", "publish_file"]
+
+
+def publish_file(finished: Path, target: Path) -> None:
+    """Give a finished file its name on its own disk, for good.
+
+    Raises:
+        FileExistsError: Something stands there.
+    """
+    try:
+        os.link(finished, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a disk without hard links, as robots carry: take the name first, then put the file there
+        target.open("xb").close()
+        finished.replace(target)
+    handle = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def publish(store: Store, path: Path, receipt: Receipt) -> Rendition:

@@ -12,32 +12,35 @@ result is read back and verified before it gets its name.
 
 from __future__ import annotations
 
-import os
+import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from kinemill.contracts.episode import Receipt, TopicKind
-from kinemill.episode import wire
-from kinemill.episode.cdr import decode_one
-from kinemill.episode.foreign import Payload, PictureDecoder, read_payload, takes_pictures
+from kinemill.episode.foreign import Payload, PictureDecoder, read_payload
 from kinemill.episode.frame_order import FrameOrder
 from kinemill.episode.h264 import check_packet, first_slice_is_idr
-from kinemill.episode.opened import OpenChunk, open_chunk
-from kinemill.episode.scan import FileSource, Source, records_in
-from kinemill.episode.schemas import JOINT_STATE, guess_kind
-from kinemill.episode.source import Cursor, parse_attachment, parse_channel, parse_schema, records_of
+from kinemill.episode.publish import publish_file
+from kinemill.episode.scan import FileSource, Source
+from kinemill.episode.schemas import VIDEO, guess_kind
+from kinemill.episode.survey import Scan, SurveyedTopic, Transcode, survey, topic_of
 from kinemill.episode.topics import PROFILES, Profile, TopicSpec, profile_of
 from kinemill.episode.verify import verify
 from kinemill.episode.writer import EpisodeWriter
-from kinemill.errors import ConflictError, CorruptError, DataError, LimitError, TruncatedError, UnsupportedError
+from kinemill.errors import (
+    ConflictError,
+    CorruptError,
+    DataError,
+    EnvironmentFault,
+    UnsupportedError,
+    UsageError,
+)
 
 __all__ = ["RepackReport", "repack"]
-
-Transcode = Literal["needed", "never", "always"]
 
 
 @dataclass(slots=True)
@@ -59,205 +62,15 @@ class RepackReport:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Topic:
-    """What the first pass learned of a channel."""
-
-    name: str
-    schema: str
-    schema_encoding: str
-    schema_data: bytes
-    encoding: str
-    metadata: dict[str, str]
-    messages: int = 0
-    first_ns: int = 0
-    last_ns: int = 0
-    first: bytes = b""
-    payload: Payload | None = None
-    why_not: str = ""
-    """Why its packets cannot be passed through."""
-    names: tuple[str, ...] = ()
-    frame_id: str = ""
-    fields: tuple[str, ...] = ()
-    idr_seen: bool = False
-
-    @property
-    def rate_hz(self) -> float | None:
-        told = self.metadata.get("rate_hz")
-        if told:
-            try:
-                return float(told)
-            except ValueError:
-                pass
-        if self.messages < 2 or self.last_ns <= self.first_ns:
-            return None
-        return round((self.messages - 1) * 1e9 / (self.last_ns - self.first_ns), 3)
-
-
-class _Scan:
-    """Walks the source's messages; keeps what it learns of schemas and channels."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.counts: Counter[str] = Counter()
-        self.notes: list[str] = []
-        self.schemas: dict[int, tuple[str, str, bytes]] = {}
-        self.channels: dict[int, tuple[int, str, str, dict[str, str]]] = {}
-        self.layout: dict[str, str] = {}
-        self.metadata: list[tuple[str, dict[str, str]]] = []
-        self.attachments: list[tuple[str, str, int, bytes]] = []
-
-    def messages(self) -> Iterator[tuple[int, int, memoryview]]:
-        """(channel id, log time, payload), in file order; a hole is told by channel id -1."""
-        self.counts.clear()
-        self.notes.clear()
-        self.attachments.clear()
-        self.metadata.clear()
-        end = 0
-        try:
-            for record in records_in(self.source):
-                end = record.offset + len(record.data)
-                if record.op == wire.Op.DATA_END:
-                    return
-                yield from self._record(record.op, record.offset, record.data, record.body)
-        except TruncatedError as exc:
-            self.counts["bytes_cut"] = self.source.size - max(end, 8)
-            self.notes.append(str(exc))
-
-    def _record(
-        self, op: int, offset: int, data: memoryview, body: memoryview
-    ) -> Iterator[tuple[int, int, memoryview]]:
-        where = f"{self.source.name}: record at {offset}"
-        if op == wire.Op.CHUNK:
-            try:
-                chunk = open_chunk(data, where=f"{self.source.name}: chunk at {offset}", must_have_crc=False)
-                self._learn(chunk.data)
-            except LimitError:
-                raise
-            except DataError as exc:
-                self.counts["chunks_dropped"] += 1
-                self.notes.append(str(exc))
-                yield -1, 0, memoryview(b"")
-                return
-            yield from _messages_of(chunk)
-        elif op == wire.Op.MESSAGE:
-            if len(data) < wire.MESSAGE_HEAD.size:
-                raise CorruptError(f"{where}: a message of {len(data)} bytes")
-            _, _, channel, _, t_ns, _ = wire.MESSAGE_HEAD.unpack_from(data)
-            yield channel, t_ns, data[wire.MESSAGE_HEAD.size :]
-        elif op in (wire.Op.SCHEMA, wire.Op.CHANNEL):
-            self._learn(data)
-        elif op == wire.Op.METADATA:
-            cursor = Cursor(body, where)
-            name, items = cursor.text(), cursor.strings()
-            if name == "tg.layout":
-                self.layout = items
-            else:
-                self.metadata.append((name, items))
-        elif op == wire.Op.ATTACHMENT:
-            try:
-                name, media_type, t_ns, content = parse_attachment(body, where)
-            except CorruptError as exc:
-                self.counts["attachments_dropped"] += 1
-                self.notes.append(str(exc))
-                return
-            if not name.startswith("tg."):
-                self.attachments.append((name, media_type, t_ns, bytes(content)))
-
-    def _learn(self, data: memoryview) -> None:
-        for op, body in records_of(data, self.source.name):
-            if op == wire.Op.SCHEMA:
-                number, schema = parse_schema(body, self.source.name)
-                if self.schemas.setdefault(number, schema) != schema:
-                    raise CorruptError(f"{self.source.name}: schema {number} is defined twice, differently")
-            elif op == wire.Op.CHANNEL:
-                number, channel = parse_channel(body, self.source.name)
-                if self.channels.setdefault(number, channel) != channel:
-                    raise CorruptError(f"{self.source.name}: channel {number} is defined twice, differently")
-
-
-def _messages_of(chunk: OpenChunk) -> Iterator[tuple[int, int, memoryview]]:
-    head = wire.MESSAGE_HEAD.size
-    for offset, end, channel, t_ns in zip(
-        chunk.offset.tolist(), chunk.end.tolist(), chunk.channel.tolist(), chunk.time.tolist(), strict=True
-    ):
-        yield channel, t_ns, chunk.data[offset + head : end]
-
-
-# ---- first pass
-
-
-def _survey(scan: _Scan, transcode: Transcode) -> dict[int, _Topic]:
-    topics: dict[int, _Topic] = {}
-    for channel, t_ns, data in scan.messages():
-        if channel < 0:
-            for topic in topics.values():
-                topic.idr_seen = False
-            continue
-        topic = topics.get(channel) or topics.setdefault(channel, _new_topic(scan, channel))
-        if topic.messages == 0:
-            topic.first_ns = topic.last_ns = t_ns
-            topic.first = bytes(data[: 1 << 16])
-            _look(topic, data)
-        topic.messages += 1
-        topic.first_ns, topic.last_ns = min(topic.first_ns, t_ns), max(topic.last_ns, t_ns)
-        if topic.payload is not None and topic.payload.codec == "h264" and not topic.why_not:
-            _judge(topic, t_ns, data, transcode)
-    return topics
-
-
-def _new_topic(scan: _Scan, channel: int) -> _Topic:
-    found = scan.channels.get(channel)
-    if found is None:
-        raise CorruptError(f"{scan.source.name}: messages of channel {channel}, which no record describes")
-    schema_id, name, encoding, metadata = found
-    schema = scan.schemas.get(schema_id, ("", "", b""))
-    return _Topic(name, schema[0], schema[1], schema[2], encoding, metadata)
-
-
-def _look(topic: _Topic, data: memoryview) -> None:
-    """Learn from a topic's first message what its others will be."""
-    if takes_pictures(topic.schema, topic.encoding):
-        payload = read_payload(topic.schema, topic.encoding, data)
-        topic.payload = replace(payload, data=b"") if payload.kind != "raw" else payload
-        if payload.kind != "video":
-            topic.why_not = f"{payload.codec} pictures"
-        elif payload.codec != "h264":
-            topic.why_not = f"{payload.codec} video"
-    elif topic.schema == JOINT_STATE and topic.encoding == "cdr":
-        topic.frame_id, topic.names, arrays = decode_one(data)
-        lengths = {len(a) for a in arrays if len(a)}
-        if lengths == {len(topic.names)} and len(set(topic.names)) == len(topic.names):
-            topic.fields = tuple(f for f, a in zip(("position", "velocity", "effort"), arrays, strict=True) if len(a))
-        else:
-            topic.names = ()
-
-
-def _judge(topic: _Topic, t_ns: int, data: memoryview, transcode: Transcode) -> None:
-    if transcode == "always":
-        topic.why_not = "asked for"
-        return
-    try:
-        payload = read_payload(topic.schema, topic.encoding, data)
-        info = check_packet(payload.data, where=f"topic {topic.name} at {t_ns} ns")
-    except DataError as exc:
-        topic.why_not = str(exc)
-        return
-    topic.idr_seen = topic.idr_seen or info.idr
-
-
-# ---- second pass
-
-
 class _Route:
     """How one channel's messages go into the writer."""
 
-    def __init__(self, topic: _Topic, name: str) -> None:
+    def __init__(self, topic: SurveyedTopic, name: str) -> None:
         self.topic = topic
         self.name = name
         self.way: Literal["packet", "picture", "message"] = "message"
         if topic.payload is not None:
-            depth = topic.payload.codec == "depth" or topic.metadata.get("tg.kind") in ("depth", "tactile")
+            depth = topic.payload.codec in ("depth", "png16") or topic.metadata.get("tg.kind") in ("depth", "tactile")
             if not depth:
                 self.way = "picture" if topic.why_not else "packet"
         self.decoder = PictureDecoder() if self.way == "picture" else None
@@ -289,17 +102,18 @@ class _Route:
         topic = self.topic
         told = topic.metadata.get("tg.kind")
         kind = TopicKind(told) if told in set(TopicKind) else guess_kind(topic.schema)
-        if self.way != "message":
+        silent_camera = not topic.messages and kind is TopicKind.VIDEO and topic.schema == VIDEO
+        if self.way != "message" or silent_camera:
             kind = TopicKind.VIDEO
         elif topic.payload is not None:
             kind = TopicKind.DEPTH if told is None else kind
         elif kind is TopicKind.VIDEO:
             kind = TopicKind.OTHER
-        extra = {
-            k: v for k, v in topic.metadata.items() if k not in ("tg.group", "tg.kind", "rate_hz", "units", "codec")
-        }
+        extra = {k: v for k, v in topic.metadata.items() if k not in ("tg.group", "tg.kind", "rate_hz", "units")}
+        if kind is TopicKind.VIDEO:
+            extra.pop("codec", None)
         plain: dict[str, Any] = {}
-        if self.way == "message":
+        if self.way == "message" and not silent_camera:
             plain = {
                 "schema": topic.schema,
                 "encoding": topic.encoding or "unknown",
@@ -310,6 +124,8 @@ class _Route:
             self.name,
             kind,
             rate_hz=topic.rate_hz or (30.0 if self.way == "picture" else None),
+            width=topic.width if self.way == "message" else None,
+            height=topic.height if self.way == "message" else None,
             names=topic.names,
             fields=topic.fields or ("position",),
             units=topic.metadata.get("units"),
@@ -319,9 +135,10 @@ class _Route:
         )
 
 
-def _routes(topics: Mapping[int, _Topic], transcode: Transcode, clashes: str) -> dict[int, _Route]:
+def _routes(topics: Mapping[int, SurveyedTopic], transcode: Transcode, clashes: str) -> dict[int, _Route]:
     routes: dict[int, _Route] = {}
-    taken: dict[str, _Topic] = {}
+    taken: dict[str, SurveyedTopic] = {}
+    names = {topic.name for topic in topics.values()}
     for channel, topic in sorted(topics.items()):
         name = topic.name
         first = taken.get(name)
@@ -331,10 +148,15 @@ def _routes(topics: Mapping[int, _Topic], transcode: Transcode, clashes: str) ->
                     f"two topics are named {name}: one of {first.schema} ({first.encoding}), one of {topic.schema} "
                     f"({topic.encoding}); allow renaming the second (--rename-clashes)"
                 )
-            while name in taken:
+            while name in taken or name in names:
                 name += "_2"
         elif first is not None and topic.payload is not None:
             raise UnsupportedError(f"two publishers of camera topic {name}; their streams cannot be told apart")
+        if topic.pieces * 10 > topic.messages:
+            raise UnsupportedError(
+                f"topic {name}: its messages are not one whole frame each ({topic.why_not}), so nobody knows when its "
+                "pictures were taken; record it anew, or convert the stream first"
+            )
         taken.setdefault(name, topic)
         routes[channel] = _Route(topic, name)
         if transcode == "never" and routes[channel].way == "picture":
@@ -381,6 +203,8 @@ def repack(
     """
     if target.exists():
         raise ConflictError(f"{target}: exists already; nothing is overwritten")
+    if not target.parent.is_dir():
+        raise EnvironmentFault(f"{target}: there is no folder {target.parent}; make it first")
     if isinstance(source, Path):
         with FileSource(source) as opened:
             return repack(
@@ -392,18 +216,18 @@ def repack(
                 clashes=clashes,
                 progress=progress,
             )
-    scan = _Scan(source)
-    topics = _survey(scan, transcode)
+    scan = Scan(source)
+    topics = survey(scan, transcode)
     if not topics and (scan.counts["bytes_cut"] or scan.counts["chunks_dropped"]):
         raise CorruptError(f"{source.name}: no complete chunk in it, nothing can be saved ({scan.notes[-1]})")
-    routes = _routes(topics, transcode, clashes)
-    chosen = profile if profile is not None else scan.layout.get("profile", "vla")
-    if isinstance(chosen, str) and chosen not in PROFILES:
-        chosen = replace(PROFILES["vla"], name=chosen)
-    specs = {route.name: route.spec() for route in routes.values()}
-    for _, name, _, metadata in scan.channels.values():  # topics that were promised and never came
-        if name not in {t.name for t in topics.values()} and metadata.get("tg.kind") in set(TopicKind):
+    for number, (_, name, _, metadata) in scan.channels.items():  # topics that were promised and never came
+        if number not in topics and metadata.get("tg.kind") in set(TopicKind):
+            topics[number] = topic_of(scan, number)
             scan.notes.append(f"topic {name} has no message")
+    routes = _routes(topics, transcode, clashes)
+    chosen = profile if profile is not None else _own_profile(scan.layout)
+    specs = {route.name: route.spec() for route in routes.values()}
+    notes = [f"topic {r.name} is kept as it is: {r.topic.kept}" for r in routes.values() if r.topic.kept]
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.repack")
     writer = EpisodeWriter(
         temporary,
@@ -418,7 +242,7 @@ def repack(
         if receipt is None:
             raise CorruptError(f"{source.name}: nothing was written")
         _read_back(temporary, receipt, fed)
-        os.link(temporary, target)
+        publish_file(temporary, target)
     except FileExistsError as exc:
         raise ConflictError(f"{target}: exists already; nothing is overwritten") from exc
     finally:
@@ -426,7 +250,7 @@ def repack(
     counts = {**scan.counts, **receipt.counts}
     transcoded = sum(r.way == "picture" for r in routes.values())
     counts.update({"topics_encoded_anew": transcoded} if transcoded else {})
-    notes = scan.notes + [f"topic {r.name} was encoded anew: {r.topic.why_not}" for r in routes.values() if r.decoder]
+    notes += scan.notes + [f"topic {r.name} was encoded anew: {r.topic.why_not}" for r in routes.values() if r.decoder]
     return RepackReport(
         receipt,
         sum(t.messages for t in topics.values()),
@@ -436,8 +260,30 @@ def repack(
     )
 
 
+def _own_profile(layout: Mapping[str, str]) -> Profile:
+    """The profile that a recording of ours was made with, overrides too, as `tg.layout` tells them."""
+    name = layout.get("profile", "vla")
+    base = PROFILES.get(name, PROFILES["vla"])
+    told: dict[str, Any] = {}
+    for field_name, key in (("gop_frames", "gop_frames"), ("span_ns", "cut.span_ns"), ("reorder_ns", "reorder_ns")):
+        if layout.get(key, "").isdecimal():
+            told[field_name] = int(layout[key])
+    encoder = re.fullmatch(r"libx264 preset=(\w+) tune=(\w+) crf=(\d+(?:\.\d+)?)", layout.get("encoder", ""))
+    if encoder is not None:
+        tune = None if encoder[2] == "None" else encoder[2]
+        told.update(preset=encoder[1], tune=tune, crf=float(encoder[3]))
+    cut = layout.get("cut.video", "")
+    whole = re.fullmatch(r"whole GOPs to (\d+) bytes", cut)
+    if cut == "one GOP" or whole is not None:
+        told["chunk_bytes"] = 0 if whole is None else int(whole[1])
+    try:
+        return replace(base, name=name, **told)
+    except UsageError as exc:
+        raise CorruptError(f"tg.layout says what no writer wrote ({exc}); name a profile (--profile)") from exc
+
+
 def _feed(
-    scan: _Scan,
+    scan: Scan,
     routes: Mapping[int, _Route],
     writer: EpisodeWriter,
     total: int,
@@ -460,7 +306,7 @@ def _feed(
         elif route.decoder is not None:
             fed += _feed_pictures(scan, route, writer, t_ns, data)
         else:
-            payload = read_payload(route.topic.schema, route.topic.encoding, data)
+            payload = _payload(route, t_ns, data)
             info = check_packet(payload.data, where=f"topic {route.name} at {t_ns} ns")
             if not route.takes(payload, idr=info.idr, counts=scan.counts):
                 continue
@@ -488,16 +334,27 @@ def _end_stream(route: _Route, writer: EpisodeWriter) -> int:
     return len(pictures)
 
 
-def _feed_pictures(scan: _Scan, route: _Route, writer: EpisodeWriter, t_ns: int, data: memoryview) -> int:
+def _payload(route: _Route, t_ns: int, data: memoryview) -> Payload:
+    try:
+        return read_payload(route.topic.schema, route.topic.encoding, data)
+    except DataError as exc:
+        raise type(exc)(f"topic {route.name} at {t_ns} ns: {exc}") from exc
+
+
+def _feed_pictures(scan: Scan, route: _Route, writer: EpisodeWriter, t_ns: int, data: memoryview) -> int:
     if route.decoder is None:
         return 0
     pictures: list[tuple[int, Any]] = []
     try:
-        payload = read_payload(route.topic.schema, route.topic.encoding, data)
+        payload = _payload(route, t_ns, data)
         if payload.kind == "video" and payload.codec == "h264":
             idr = first_slice_is_idr(payload.data)
-            if not route.takes(payload, idr=idr, counts=scan.counts):
-                return 0
+            try:
+                if not route.takes(payload, idr=idr, counts=scan.counts):
+                    return 0
+            except UnsupportedError as exc:
+                route.hole()
+                raise CorruptError(f"at {t_ns} ns: {exc}") from exc
         pictures = route.decoder.feed(payload, t_ns)
     except CorruptError as exc:
         scan.counts["pictures_dropped"] += 1

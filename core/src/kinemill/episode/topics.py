@@ -92,12 +92,12 @@ def group_of(spec: TopicSpec) -> str:
 
 
 def codec_of(spec: TopicSpec) -> str | None:
-    """How its messages hold pictures: h264, 16UC1; None for all else."""
+    """How its messages hold pictures: h264, 16UC1, or as its metadata says; None for all else."""
     if spec.kind is TopicKind.VIDEO:
         return "h264"
     if spec.kind is TopicKind.DEPTH and spec.schema is None:
         return "16UC1"
-    return None
+    return spec.metadata.get("codec")
 
 
 @dataclass(frozen=True, slots=True)
