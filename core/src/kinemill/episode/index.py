@@ -2,7 +2,8 @@
 
     4 bytes  "TGX1"
     4 bytes  length of the JSON that follows, little endian
-    JSON     {"receipt": all of the receipt that is no table, "topics": the layout's topic table}
+    JSON     {"receipt": all of the receipt that is no table, "groups": what the layout does not tell of each,
+             "topics": the layout's topic table}
     rest     the layout, packed with checksums; then nothing
 
 Size and sha256 are left out: they are those of the finished file.
@@ -73,7 +74,7 @@ def read_index(data: bytes, *, size_bytes: int = 0, sha256: str = "") -> Receipt
             raise CorruptError("tg.index: its two parts differ in their groups")
         plain = {**head["receipt"], "groups": groups, "size_bytes": size_bytes, "sha256": sha256}
         return records.decode(Receipt, plain, where="tg.index")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ContractError) as exc:
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, ContractError) as exc:
         raise CorruptError(f"tg.index is not what a writer wrote: {type(exc).__name__} {exc}") from exc
 
 
