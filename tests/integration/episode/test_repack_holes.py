@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from mcap.writer import CompressionType, Writer
 
-from kinemill.episode import EpisodeReader, TopicSpec, Window
+from kinemill.episode import EpisodeReader, EpisodeWriter, TopicSpec, Window
 from kinemill.episode.proto import video_prefix, video_suffix
 from kinemill.episode.repack import RepackReport, repack
 from kinemill.episode.scan import FileSource
 from kinemill.episode.schemas import schema_for
 from kinemill.episode.verify import verify
-from support.episode import KEY, NS, encode, picture, stamp, stored
+from support.episode import EPISODE, KEY, NS, encode, picture, stamp, stored
 
 
 def stock(path: Path, units: list[bytes], lost: Collection[int] = ()) -> Path:
@@ -81,3 +81,17 @@ def test_what_is_encoded_anew_waits_for_an_idr_too(damaged: bool, tmp_path: Path
     assert set(range(20, 30)) <= set(found)
     assert len(found) < 30
     assert report.counts["frames_without_idr"] > 0
+
+
+def test_a_writer_keeps_and_counts_what_was_lost_before_it(tmp_path: Path) -> None:
+    # given packets of which two are missing, written as they come, since nobody can record them again
+    with (tmp_path / "out.mcap").open("wb") as out:
+        writer = EpisodeWriter(out, episode_id=EPISODE, topics=[TopicSpec("/front", rate_hz=30)], profile="vla")
+        for k, data in enumerate(encode(30)):
+            if k not in (13, 14):
+                writer.packet("/front", stamp(k), data)
+        receipt = writer.close()
+    # then the receipt tells, and repack leaves out what a decoder would invent
+    assert receipt.counts["frames_lost_before"] == 2
+    report = repack(tmp_path / "out.mcap", tmp_path / "clean.mcap")
+    assert right_frames(tmp_path / "clean.mcap", report) == [*range(13), *range(20, 30)]

@@ -6,13 +6,18 @@ invents its content without a word. Its successor's `frame_num` (ITU-T H.264, 7.
 
 from __future__ import annotations
 
-from kinemill.episode.h264 import _HIGH_PROFILES, IDR, SLICE, SPS, _Bits, _skip_scaling, _unescape, nal_units
+import functools
+from typing import Final
+
+from kinemill.episode.h264 import _HIGH_PROFILES, _START, IDR, SLICE, SPS, _Bits, _skip_scaling, _unescape
 from kinemill.errors import CorruptError
 
 __all__ = ["FrameOrder"]
 
-_LOOKED_AT = 32
+_LOOKED_AT: Final = 32
 """Bytes of a slice that hold its header's first four fields, whatever their values."""
+_MOST: Final = 1024
+"""Bytes of a parameter set that are looked at."""
 
 
 class FrameOrder:
@@ -34,24 +39,23 @@ class FrameOrder:
         Args:
             packet: One frame that `check_packet` has passed.
         """
-        for start, end in nal_units(packet):
-            kind, reference = packet[start] & 31, packet[start] >> 5 & 3
+        if packet[:4] == b"\0\0\0\1" and packet[4] & 31 == SLICE:  # the commonest
+            return self._slice(packet[5 : 4 + _LOOKED_AT], False, packet[4] & 0x60 > 0)
+        at = packet.find(_START)
+        while 0 <= at < len(packet) - 3:
+            start = at + 3
+            kind = packet[start] & 31
+            if kind in (SLICE, IDR):
+                return self._slice(packet[start + 1 : start + _LOOKED_AT], kind == IDR, packet[start] & 0x60 > 0)
+            at = packet.find(_START, start)
             if kind == SPS:
-                try:
-                    self._bits = _frame_num_bits(packet[start:end])
-                except CorruptError:
-                    self._bits = None
-            elif kind in (SLICE, IDR):
-                return self._slice(packet[start + 1 : min(end, start + _LOOKED_AT)], kind == IDR, reference > 0)
+                self._bits = _frame_num_bits(bytes(packet[start : at if at > 0 else len(packet)][:_MOST]))
         return 0
 
     def _slice(self, data: bytes, idr: bool, reference: bool) -> int:
         if self._bits is None:
             return 0
-        bits = _Bits(_unescape(data))
-        for _ in range(3):  # first macroblock, slice type, parameter set
-            bits.ue()
-        number = bits.take(self._bits)
+        number = _frame_num(data, self._bits)
         lost = 0
         if not idr and self._last is not None:
             lost = (number - self._last - 1) % (1 << self._bits)
@@ -60,8 +64,30 @@ class FrameOrder:
         return lost
 
 
+def _frame_num(data: bytes, size: int) -> int:
+    """`frame_num` of so many bits, behind a slice's first macroblock, its type and its parameter set (7.3.3)."""
+    value, left = int.from_bytes(data[:8], "big"), 64
+    for _ in range(3):  # codes of Exp-Golomb: as many zeros as bits behind the first one
+        left -= 2 * (left - value.bit_length()) + 1
+        value &= (1 << max(left, 0)) - 1
+    if left >= size and len(data) >= 8 and b"\0\0\3" not in data[:8]:
+        return value >> (left - size)
+    bits = _Bits(_unescape(data))
+    for _ in range(3):
+        bits.ue()
+    return bits.take(size)
+
+
+@functools.lru_cache(maxsize=32)
 def _frame_num_bits(sps: bytes) -> int | None:
-    """Bits of `frame_num` in a sequence parameter set (7.3.2.1); None where gaps in it are allowed."""
+    """Bits of `frame_num` in a sequence parameter set (7.3.2.1); None where gaps are allowed, or it is damaged."""
+    try:
+        return _parse(sps)
+    except CorruptError:
+        return None
+
+
+def _parse(sps: bytes) -> int | None:
     bits = _Bits(_unescape(sps[1:]))
     profile = bits.take(8)
     bits.take(16)

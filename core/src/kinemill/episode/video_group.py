@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kinemill.episode import proto, wire
 from kinemill.episode.chunks import BuiltChunk, build_chunk
 from kinemill.episode.encode import CameraEncoder, Ticks
+from kinemill.episode.frame_order import FrameOrder
 from kinemill.episode.topics import Profile, TopicSpec
 from kinemill.errors import LimitError, UnsupportedError, UsageError
 
@@ -155,6 +156,7 @@ class VideoGroup:
         self._serial = 0  # of self._open[0]
         self._last: list[int] = [-1] * len(specs)
         self._last_idr: list[int] = [-1] * len(specs)
+        self._orders = [FrameOrder() for _ in specs]
         self._join_ns = _JOIN_NS[0]
         self._heap_bytes = 0
         self._late: list[list[tuple[int, bytes]]] = [[] for _ in specs]
@@ -251,6 +253,10 @@ class VideoGroup:
             if not idr:
                 raise UnsupportedError(f"topic {topic}: the first packet ({t_ns} ns) is no IDR; start at one")
             self._passed = True
+        # kept, since nobody can record them again; `repack` leaves out what cannot be decoded
+        lost = self._orders[camera].missing(data)
+        if lost and not idr:
+            self.counts["frames_lost_before"] += lost
         self._hold(camera, len(data))
         if t_ns < last:
             self.late += 1
