@@ -314,6 +314,39 @@ def test_every_kind_of_topic_comes_back(tmp_path: Path) -> None:
     assert {m.name: m.metadata for m in reader.iter_metadata()}["site"] == {"building": "7"}
 
 
+@pytest.mark.parametrize(("pixel_format", "dtype"), [("16UC1", np.uint16), ("32FC1", np.float32), ("mono8", np.uint8)])
+def test_depth_is_what_its_topic_says(pixel_format: str, dtype: type, tmp_path: Path) -> None:
+    rec = Recording([TopicSpec("/depth", TopicKind.DEPTH, rate_hz=30, pixel_format=pixel_format)])
+    image = (np.arange(48 * 64).reshape(48, 64) % 251).astype(dtype)
+    rec.writer.frame("/depth", stamp(0), image)
+    other = np.float32 if dtype is not np.float32 else np.uint16
+    with pytest.raises(UsageError, match=f"the topic is in {pixel_format}; declare"):
+        rec.writer.frame("/depth", stamp(1), image.astype(other))
+    receipt = rec.close()
+    rec.sound(tmp_path)
+    assert receipt.groups[0].topics[0].codec == pixel_format
+    np.testing.assert_array_equal(rec.reader().read([Window.at("/depth", stamp(0))])["/depth"][1][0], image)
+
+
+def test_a_tactile_image_stays_what_its_first_one_was() -> None:
+    rec = Recording([TopicSpec("/skin", TopicKind.TACTILE)])
+    rec.writer.frame("/skin", 0, np.zeros((8, 8), np.float32))
+    with pytest.raises(UsageError, match="mono8, the topic is in 32FC1"):
+        rec.writer.frame("/skin", 1, np.zeros((8, 8), np.uint8))
+
+
+def test_values_that_are_no_numbers_come_back_as_they_were(tmp_path: Path) -> None:
+    rec = Recording([state()])
+    odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 5e-324, 1.7e308])
+    for k in range(30):
+        rec.writer.rows("/state/0", stamp(k), odd if k % 7 == 3 else row(0, stamp(k)))
+    rec.close()
+    rec.sound(tmp_path)
+    rows = rec.reader().read([Window.steps("/state/0", 0, 30)])["/state/0"][1]
+    assert rows[3].tobytes() == odd.tobytes()
+    np.testing.assert_array_equal(rows[4], row(0, stamp(4)))
+
+
 def test_a_recording_without_cameras_is_an_episode(tmp_path: Path) -> None:
     rec = Recording([state()])
     for k in range(400):

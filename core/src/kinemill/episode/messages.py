@@ -18,7 +18,15 @@ from kinemill.errors import CorruptError, UsageError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["audio_message", "depth_message", "event_message", "points_message", "read_image", "text_message"]
+__all__ = [
+    "audio_message",
+    "depth_message",
+    "event_message",
+    "image_encoding",
+    "points_message",
+    "read_image",
+    "text_message",
+]
 
 _FLOAT32 = 7  # foxglove.PackedElementField.NumericType
 _INFO = 2  # foxglove.Log.Level
@@ -33,6 +41,22 @@ def _field(number: int, value: int) -> bytes:
     return varint(number << 3) + varint(value) if value else b""
 
 
+def image_encoding(spec: TopicSpec, image: Any) -> str:
+    """What a lossless image is stored as: 16UC1, 32FC1, mono8 or rgb8.
+
+    Raises:
+        UsageError: Another shape or type.
+    """
+    array = np.asarray(image)
+    shape = array.shape[2:]
+    for name, (kind, channels) in _IMAGES.items():
+        if array.ndim in (2, 3) and array.dtype == np.dtype(kind) and shape == (() if channels == 1 else (3,)):
+            return name
+    raise UsageError(
+        f"topic {spec.topic}: an image of {array.dtype} {array.shape}; uint16, float32 or uint8 [H, W], or rgb8"
+    )
+
+
 def depth_message(spec: TopicSpec, t_ns: int, image: Any) -> tuple[bytes, tuple[int, int]]:
     """A lossless image as `foxglove.RawImage`, and its (width, height).
 
@@ -42,17 +66,8 @@ def depth_message(spec: TopicSpec, t_ns: int, image: Any) -> tuple[bytes, tuple[
         image: uint16, float32 or uint8 [H, W], or uint8 [H, W, 3].
     """
     array = np.ascontiguousarray(image)
-    shape = array.shape[2:]
-    fits = [
-        (name, kind, channels)
-        for name, (kind, channels) in _IMAGES.items()
-        if array.ndim in (2, 3) and array.dtype == np.dtype(kind) and shape == (() if channels == 1 else (3,))
-    ]
-    if not fits:
-        raise UsageError(
-            f"topic {spec.topic}: an image of {array.dtype} {array.shape}; uint16, float32 or uint8 [H, W], or rgb8"
-        )
-    name, kind, channels = fits[0]
+    name = image_encoding(spec, array)
+    kind, channels = _IMAGES[name]
     height, width = array.shape[:2]
     step = width * channels * array.dtype.itemsize
     body = timestamp(t_ns) + _fixed32(2, width) + _fixed32(3, height) + text_field(4, name.encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import uuid
 from pathlib import Path
@@ -11,7 +12,7 @@ from kinemill.contracts.keys import episode_key
 from kinemill.contracts.store import Store
 from kinemill.errors import ConflictError, StateError
 
-__all__ = ["publish", "publish_file"]
+__all__ = ["publish", "publish_file", "sync_folder"]
 
 
 def publish_file(finished: Path, target: Path) -> None:
@@ -27,7 +28,12 @@ def publish_file(finished: Path, target: Path) -> None:
     except OSError:  # a disk without hard links, as robots carry: take the name first, then put the file there
         target.open("xb").close()
         finished.replace(target)
-    handle = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     finally:
@@ -43,12 +49,16 @@ def publish(store: Store, path: Path, receipt: Receipt) -> Rendition:
         receipt: From the writer.
 
     Raises:
-        StateError: The file is not that of the receipt any more.
+        StateError: The file is not that of the receipt (any more): its size or its sha256 differs.
         ConflictError: Another object of another size stands under the key.
     """
     size = path.stat().st_size
     if size != receipt.size_bytes:
         raise StateError(f"{path}: {size} bytes, its receipt says {receipt.size_bytes}; write it again")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != receipt.sha256:
+        raise StateError(f"{path}: sha256 {found}, its receipt says {receipt.sha256}; write it again")
     key = episode_key(uuid.UUID(receipt.episode_id), receipt.profile, receipt.sha256)
     try:
         meta = store.put_if_absent(key, path)

@@ -27,6 +27,8 @@ DEFAULT_GROUPS: Mapping[TopicKind, str] = {
 """The group of a topic that names none. Groups never share a chunk."""
 
 _GROUP = re.compile(r"[a-z][a-z0-9_]{0,31}")
+DEPTH_FORMATS = ("16UC1", "32FC1", "mono8", "rgb8")
+"""Of the images of a depth topic; the first where `pixel_format` names none."""
 JOINT_FIELDS = ("position", "velocity", "effort")
 
 
@@ -54,7 +56,10 @@ class TopicSpec:
     """Overrides the kind's group, e.g. `cameras_4k` for a camera that is seldom read with the others."""
     frame_id: str = ""
     pixel_format: str = "rgb24"
-    """Of the arrays given to `.frame`: rgb24 (H, W, 3), gray (H, W) or yuv420p (H * 3 / 2, W)."""
+    """Of the arrays given to `.frame`: rgb24 (H, W, 3), gray (H, W) or yuv420p (H * 3 / 2, W).
+
+    Of a depth topic: 16UC1 (uint16, which is also meant where this is not set), 32FC1 (float32), mono8 or rgb8.
+    """
     encoder: Mapping[str, str] = field(default_factory=dict)
     """x264 options that replace the profile's, e.g. `{"crf": "20"}`."""
     schema: str | None = None
@@ -92,11 +97,11 @@ def group_of(spec: TopicSpec) -> str:
 
 
 def codec_of(spec: TopicSpec) -> str | None:
-    """How its messages hold pictures: h264, 16UC1, or as its metadata says; None for all else."""
+    """How its messages hold pictures: h264, 16UC1, 32FC1, or as its metadata says; None for all else."""
     if spec.kind is TopicKind.VIDEO:
         return "h264"
     if spec.kind is TopicKind.DEPTH and spec.schema is None:
-        return "16UC1"
+        return spec.pixel_format if spec.pixel_format in DEPTH_FORMATS else DEPTH_FORMATS[0]
     return spec.metadata.get("codec")
 
 

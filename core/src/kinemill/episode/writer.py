@@ -27,11 +27,19 @@ from kinemill.episode.container import Container
 from kinemill.episode.drafting import draft_receipt
 from kinemill.episode.h264 import PacketInfo, check_packet
 from kinemill.episode.index import index_attachment
-from kinemill.episode.messages import audio_message, depth_message, event_message, points_message, text_message
+from kinemill.episode.messages import (
+    audio_message,
+    depth_message,
+    event_message,
+    image_encoding,
+    points_message,
+    text_message,
+)
+from kinemill.episode.publish import sync_folder
 from kinemill.episode.schemas import VIDEO, schema_for
 from kinemill.episode.span_group import SpanGroup
 from kinemill.episode.spool import Spools, close_quietly
-from kinemill.episode.topics import NS, Profile, TopicSpec, group_of, profile_of
+from kinemill.episode.topics import NS, Profile, TopicSpec, codec_of, group_of, profile_of
 from kinemill.episode.video_group import VideoGroup
 from kinemill.errors import EnvironmentFault, StateError, UsageError
 
@@ -104,6 +112,7 @@ class EpisodeWriter:
         self._schemas = [schema_for(s) for s in self._specs]
         self._make_groups()
         self._sizes: dict[str, tuple[int, int]] = {}
+        self._encodings: dict[str, str] = {}
         self._attachments: list[tuple[str, str, bytes, int]] = []
         self._described: list[tuple[str, dict[str, str]]] = []
         self._counts: Counter[str] = Counter()
@@ -183,7 +192,7 @@ class EpisodeWriter:
             topic: A VIDEO, DEPTH or TACTILE topic.
             t_ns: Time on the episode's own clock, ns.
             image: uint8 [H, W, 3] (or as the topic's `pixel_format` says) or `av.VideoFrame`;
-                uint16 [H, W] for depth. The array may be reused after the call.
+                uint16 [H, W] for depth, or as its `pixel_format` says. The array may be reused after the call.
         """
         t_ns = int(t_ns)
         group, at = self._find(topic, t_ns)
@@ -191,6 +200,11 @@ class EpisodeWriter:
         if isinstance(group, VideoGroup):
             group.frame(at, t_ns, image)
         elif spec.kind in (TopicKind.DEPTH, TopicKind.TACTILE) and spec.schema is None and not spec.names:
+            encoding = image_encoding(spec, image)
+            expected = codec_of(spec) or self._encodings.setdefault(topic, encoding)
+            if encoding != expected:
+                hint = f"; declare pixel_format {encoding!r}" if spec.kind is TopicKind.DEPTH else ""
+                raise UsageError(f"topic {topic}: an image in {encoding}, the topic is in {expected}{hint}")
             payload, size = depth_message(spec, t_ns, image)
             if self._sizes.setdefault(topic, size) != size:
                 raise UsageError(f"topic {topic}: an image of {size} after {self._sizes[topic]} (width, height)")
@@ -223,7 +237,10 @@ class EpisodeWriter:
             spec = group.specs[at]
             expected = (spec.width or size[0], spec.height or size[1])
             if self._sizes.setdefault(topic, size) != size or expected != size:
-                raise UsageError(f"topic {topic} at {t_ns} ns: pictures of {size} in a stream of {expected}")
+                raise UsageError(
+                    f"topic {topic} at {t_ns} ns: pictures of {size} in a stream of {expected}; "
+                    "a camera that changes its size is two topics"
+                )
         group.packet(at, t_ns, data, idr=info.idr)
         self._wrote(group, t_ns, 1)
 
@@ -436,7 +453,7 @@ class EpisodeWriter:
             os.fsync(self._stream.fileno())
             self._stream.close()
             self._temporary.rename(self._path)
-            _fsync_folder(self._path.parent)
+            sync_folder(self._path.parent)
         self._state = "closed"
         self.receipt = replace(draft, size_bytes=out.at, sha256=sha256)
         return self.receipt
@@ -483,11 +500,3 @@ class EpisodeWriter:
             self.close()
         else:
             self._give_up(value if isinstance(value, BaseException) else None)
-
-
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
