@@ -3,6 +3,9 @@
 torchcodec wants a container, so the packets of a GOP are put into one in memory, without being
 re-encoded. It needs libraries of FFmpeg that fit its build; where they are missing, or torchcodec
 itself, making the decoder says so.
+
+It makes pictures of a cut P-frame, and of two frames in one packet, where `pyav` refuses both: against those, the
+checksums that a reader compares before it decodes are all that guards.
 """
 
 from __future__ import annotations

@@ -94,7 +94,8 @@ def place(name: str) -> tuple[Store, str]:
         return FileStore(path.absolute().parent, make=False), path.name
     head, _, query = name.partition("?")
     folder, _, key = head.rpartition("/")
-    return open_store(folder + (f"?{query}" if query else "")), key
+    store = open_store(folder + (f"?{query}" if query else ""))
+    return store, unquote(key) if name.startswith("s3://") else key
 
 
 @contextmanager
