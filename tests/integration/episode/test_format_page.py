@@ -5,6 +5,7 @@ Nothing of `kinemill` reads here; it only writes the files.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 import zlib
@@ -94,12 +95,12 @@ def unpack(topics_json: str, packed: bytes) -> list[dict[str, Any]]:
         if n == 0:
             continue
         if numbers.take(1) == [1]:
-            for counts, pairs in zip(table["counts"], numbers.take(topics), strict=True):
-                counts += [pairs]
+            for counts, number in zip(table["counts"], numbers.take(topics), strict=True):
+                counts.append(number)
             for counts in table["counts"]:
                 pairs = numbers.take(2 * counts.pop())
                 for messages, chunks in zip(pairs[::2], pairs[1::2], strict=True):
-                    counts += [messages] * chunks
+                    counts.extend([messages] * chunks)
         base, table["skew_ns"], gops, t0 = numbers.take(4)
         (first,) = numbers.signed(1)
         lengths = numbers.signed(n)
@@ -255,7 +256,7 @@ def test_every_chunk_is_found_by_the_layout_and_is_what_it_says(written: tuple[b
             ends.append((table["offset"][0], table["offset"][-1] + table["length"][-1]))
     assert chunks == {}
     if kind != "live":  # groups are ranges, one behind the other
-        assert all(a[1] <= b[0] for a, b in zip(ends, ends[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(ends))
     assert told["receipt"]["missing"] == ["/never"]
 
 
