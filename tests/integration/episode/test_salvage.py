@@ -146,6 +146,17 @@ def test_pictures_behind_a_hole_wait_for_the_next_key_frame(tmp_path: Path) -> N
 # ---- odd recorders
 
 
+@pytest.mark.parametrize("profile", [None, "vla", "world"])
+def test_the_receipt_tells_the_gops_that_are_there(profile: str | None, tmp_path: Path) -> None:
+    """A profile's own length is only that of frames which are encoded here."""
+    source = stock(tmp_path / "in.mcap", {"/front": encode(45)})
+    assert repack(source, tmp_path / "out.mcap", profile=profile).receipt.gop_frames == 10
+    (tmp_path / "own.mcap").write_bytes(small_episode(1, 1, 30)[0])
+    assert repack(tmp_path / "own.mcap", tmp_path / "own-out.mcap", profile=profile).receipt.gop_frames == 5
+    always = repack(source, tmp_path / "anew.mcap", profile=profile, transcode="always")
+    assert always.receipt.gop_frames == (120 if profile == "world" else 5)
+
+
 def test_b_frames_come_out_at_the_time_of_their_display(tmp_path: Path) -> None:
     source = stock(tmp_path / "in.mcap", {"/front": encode(40, bframes="2", **{"b-adapt": "0"})})
     repack(source, tmp_path / "out.mcap")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -232,7 +232,7 @@ def repack(
     writer = EpisodeWriter(
         temporary,
         episode_id=episode_id or scan.layout.get("episode_id") or uuid.uuid4(),
-        profile=profile_of(chosen),
+        profile=_with_gops(profile_of(chosen), scan, routes.values()),
         topics=list(specs.values()),
     )
     try:
@@ -258,6 +258,16 @@ def repack(
         counts,
         notes,
     )
+
+
+def _with_gops(profile: Profile, scan: Scan, routes: Iterable[_Route]) -> Profile:
+    """The profile with the length of GOP that packets have which are passed through: nothing here decides that."""
+    topics = [r.topic for r in routes if r.way == "packet"]
+    if not topics or any(r.way == "picture" for r in routes):
+        return profile
+    told = scan.layout.get("gop_frames", "")
+    found = int(told) if told.isdecimal() else max(t.longest_gop for t in topics)
+    return replace(profile, gop_frames=min(max(found, 1), 1000))
 
 
 def _own_profile(layout: Mapping[str, str]) -> Profile:

@@ -43,7 +43,8 @@ class SurveyedTopic:
     names: tuple[str, ...] = ()
     frame_id: str = ""
     fields: tuple[str, ...] = ()
-    idr_seen: bool = False
+    since_idr: int = 0
+    longest_gop: int = 0
     width: int | None = None
     height: int | None = None
     kept: str = ""
@@ -188,8 +189,6 @@ def survey(scan: Scan, transcode: Transcode) -> dict[int, SurveyedTopic]:
     topics: dict[int, SurveyedTopic] = {}
     for channel, t_ns, data in scan.messages():
         if channel < 0:
-            for topic in topics.values():
-                topic.idr_seen = False
             continue
         topic = topics.get(channel) or topics.setdefault(channel, topic_of(scan, channel))
         if topic.messages == 0:
@@ -268,4 +267,5 @@ def _judge(topic: SurveyedTopic, t_ns: int, data: memoryview, transcode: Transco
         topic.why_not = f"topic {topic.name}: its time goes back at {t_ns} ns"
     topic.late = t_ns < topic.newest_ns
     topic.newest_ns = max(topic.newest_ns, t_ns)
-    topic.idr_seen = topic.idr_seen or info.idr
+    topic.since_idr = 1 if info.idr else topic.since_idr + 1
+    topic.longest_gop = max(topic.longest_gop, topic.since_idr)
