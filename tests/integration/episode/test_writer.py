@@ -408,6 +408,11 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
         (lambda w: w.message("/state/0", 0, b""), "needs a TopicSpec"),
         (lambda w: [w.frame("/cam/0", 0, picture(0, 0)), w.packet("/cam/0", 1, packets(0, 10)[0][1])], "group"),
         (lambda w: w.attach("tg.index", "x", b""), "belong to the format"),
+        (lambda w: w.attach("x", "y", b"", t_ns=-5), "2.63"),
+        (lambda w: w.rows("/state/0", [[1, 2]], [[1.0] * 7]), "int64 .n."),
+        (lambda w: w.rows("/state/0", [1.5], [[1.0] * 7]), "times of float64"),
+        (lambda w: w.rows("/state/0", [1, 2, 3], [1.0] * 7), "shape"),
+        (lambda w: w.frame(TopicSpec("/\ud800").topic, 0, picture(0, 0)), "half a pair"),
         (lambda w: w.text("/state/0", 0, "x"), "not text"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The receipt of a file that is being written: what lies where, by group and topic."""
+"""What a file that is being written says of itself: `tg.layout`, and the receipt of what lies where."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from kinemill import records
 from kinemill.contracts.episode import ChunkTable, GopTable, GroupReceipt, Receipt, TopicReceipt
 from kinemill.episode.container import Placed
 from kinemill.episode.counts import run_lengths
@@ -14,7 +15,25 @@ from kinemill.episode.span_group import SpanGroup
 from kinemill.episode.topics import Profile, TopicSpec, codec_of
 from kinemill.episode.video_group import VideoGroup
 
-__all__ = ["draft_receipt"]
+__all__ = ["draft_receipt", "layout_items"]
+
+
+def layout_items(
+    episode_id: str, profile: Profile, groups: Sequence[VideoGroup | SpanGroup], *, live: bool
+) -> dict[str, str]:
+    """What the metadata record `tg.layout` says of a file."""
+    return {
+        "version": "1",
+        "episode_id": episode_id,
+        "profile": profile.name,
+        "live": "true" if live else "false",
+        "gop_frames": str(profile.gop_frames),
+        "cut.video": "one GOP" if profile.chunk_bytes == 0 else f"whole GOPs to {profile.chunk_bytes} bytes",
+        "cut.span_ns": str(profile.span_ns),
+        "reorder_ns": str(profile.reorder_ns),
+        "encoder": f"libx264 preset={profile.preset} tune={profile.tune} crf={profile.crf:g}",
+        "groups": records.dumps({g.name: [s.topic for s in g.specs] for g in groups}),
+    }
 
 
 def draft_receipt(

@@ -111,8 +111,10 @@ def read_image(data: bytes | memoryview) -> NDArray[Any]:
 def audio_message(spec: TopicSpec, t_ns: int, samples: ArrayLike, sample_rate: int) -> bytes:
     """A block of PCM as `foxglove.RawAudio`: int16 [n] or [n, channels]."""
     pcm = np.asarray(samples)
-    if pcm.dtype != np.int16 or pcm.ndim not in (1, 2) or sample_rate <= 0:
+    if pcm.dtype != np.int16 or pcm.ndim not in (1, 2):
         raise UsageError(f"topic {spec.topic}: audio is int16 [n] or [n, channels], got {pcm.dtype} {pcm.shape}")
+    if not 0 < sample_rate < 1 << 32:
+        raise UsageError(f"topic {spec.topic}: a sample rate of {sample_rate}; samples a second, such as 16000")
     body = timestamp(t_ns) + text_field(2, pcm.astype("<i2").tobytes()) + text_field(3, b"pcm-s16")
     return body + _fixed32(4, sample_rate) + _fixed32(5, 1 if pcm.ndim == 1 else pcm.shape[1])
 

@@ -26,6 +26,7 @@ DEFAULT_GROUPS: Mapping[TopicKind, str] = {
 }
 """The group of a topic that names none. Groups never share a chunk."""
 
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _GROUP = re.compile(r"[a-z][a-z0-9_]{0,31}")
 DEPTH_FORMATS = ("16UC1", "32FC1", "mono8", "rgb8")
 """Of the images of a depth topic; the first where `pixel_format` names none."""
@@ -71,8 +72,8 @@ class TopicSpec:
     """Extra keys of the channel's metadata."""
 
     def __post_init__(self) -> None:
-        if not self.topic or len(self.topic) > 1000 or "\0" in self.topic:
-            raise UsageError(f"topic {self.topic[:60]!r}: needs 1 to 1000 characters, none of them NUL")
+        if not self.topic or len(self.topic) > 1000 or _NO_TEXT.search(self.topic):
+            raise UsageError(f"topic {self.topic[:60]!r}: needs 1 to 1000 characters, none of them NUL or half a pair")
         if self.group is not None and not _GROUP.fullmatch(self.group):
             raise UsageError(f"topic {self.topic}: group {self.group!r}: lower-case letters, digits, _; at most 32")
         if self.rate_hz is not None and not 0 < self.rate_hz < 1e6:

@@ -24,7 +24,7 @@ import numpy as np
 from kinemill import records
 from kinemill.contracts.episode import Receipt, TopicKind
 from kinemill.episode.container import Container
-from kinemill.episode.drafting import draft_receipt
+from kinemill.episode.drafting import draft_receipt, layout_items
 from kinemill.episode.h264 import PacketInfo, check_packet
 from kinemill.episode.index import index_attachment
 from kinemill.episode.messages import (
@@ -41,7 +41,7 @@ from kinemill.episode.span_group import SpanGroup
 from kinemill.episode.spool import Spools, close_quietly
 from kinemill.episode.topics import NS, Profile, TopicSpec, codec_of, group_of, profile_of
 from kinemill.episode.video_group import VideoGroup
-from kinemill.errors import EnvironmentFault, StateError, UsageError
+from kinemill.errors import EnvironmentFault, LimitError, StateError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -55,6 +55,7 @@ _LOG: Final = logging.getLogger(__name__)
 _PUMP_NS: Final = NS // 10
 _PUMP_ITEMS: Final = 512
 _MAX_TIME: Final = (1 << 63) - 1
+_MAX_ATTACHMENT: Final = 1000 << 20  # readers refuse records of more than 1 GiB
 
 
 def writer_name() -> str:
@@ -252,12 +253,14 @@ class EpisodeWriter:
             t_ns: int, or int64 [n].
             values: float [columns], or float [n, columns]; columns as `TopicSpec.columns`.
         """
-        times = np.atleast_1d(np.asarray(t_ns, np.int64))
-        table = np.asarray(values, np.float64)
-        if table.ndim == 1:
-            table = table.reshape(len(times), -1) if len(times) else table.reshape(0, 0)
+        given, table = np.atleast_1d(np.asarray(t_ns)), np.asarray(values, np.float64)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise UsageError(f"topic {topic}: times of {given.dtype} {given.shape}; int, or int64 [n], in ns")
+        times = given.astype(np.int64)
         if not len(times):
             return
+        if table.ndim == 1 and len(times) == 1:
+            table = table[None]
         if int(times.min()) < 0:
             raise UsageError(f"topic {topic}: a time of {int(times.min())} ns; MCAP times start at 0")
         group, at = self._find(topic, int(times.max()))
@@ -307,6 +310,10 @@ class EpisodeWriter:
         self._must_be_open()
         if name.startswith("tg."):
             raise UsageError(f"attachment {name}: names that start with 'tg.' belong to the format")
+        if not 0 <= t_ns <= _MAX_TIME:
+            raise UsageError(f"attachment {name}: time {t_ns} ns; MCAP times are 0 to 2^63 - 1 ns")
+        if len(data) > _MAX_ATTACHMENT:
+            raise LimitError(f"attachment {name}: {len(data) >> 20} MiB; at most {_MAX_ATTACHMENT >> 20} MiB are read")
         self._attachments.append((name, media_type, bytes(data), int(t_ns)))
 
     def describe(self, name: str, items: Mapping[str, str]) -> None:
@@ -374,24 +381,9 @@ class EpisodeWriter:
     def _begin(self) -> None:
         with self._writing():
             self._out.head(writer_name())
-            self._out.metadata("tg.layout", self._layout_items())
+            items = layout_items(self.episode_id, self.profile, list(self._groups.values()), live=self.live)
+            self._out.metadata("tg.layout", {**self._metadata, **items})
             self._state = "open"
-
-    def _layout_items(self) -> dict[str, str]:
-        profile = self.profile
-        return {
-            **self._metadata,
-            "version": "1",
-            "episode_id": self.episode_id,
-            "profile": profile.name,
-            "live": "true" if self.live else "false",
-            "gop_frames": str(profile.gop_frames),
-            "cut.video": "one GOP" if profile.chunk_bytes == 0 else f"whole GOPs to {profile.chunk_bytes} bytes",
-            "cut.span_ns": str(profile.span_ns),
-            "reorder_ns": str(profile.reorder_ns),
-            "encoder": f"libx264 preset={profile.preset} tune={profile.tune} crf={profile.crf:g}",
-            "groups": records.dumps({g.name: [s.topic for s in g.specs] for g in self._groups.values()}),
-        }
 
     # -- the end
 
