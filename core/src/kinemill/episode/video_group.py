@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,11 +34,22 @@ class _Gop:
     packets: list[tuple[int, int, bytes, bool]] = field(default_factory=list)
     cameras: set[int] = field(default_factory=set)
     size: int = 0
+    several: bool = False
+    """It holds more than one IDR of a camera, so that decode order is not always that of time."""
 
     def add(self, t_ns: int, camera: int, data: bytes, idr: bool) -> None:
+        if idr and camera in self.cameras:
+            self.several = True
         self.packets.append((t_ns, camera, data, idr))
         self.cameras.add(camera)
         self.size += len(data)
+
+    def in_order(self) -> list[tuple[int, int, bytes, bool]]:
+        """Packets by time, then by camera, in decode order of each."""
+        return _in_order(self.packets) if self.several else sorted(self.packets, key=_TIME_AND_CAMERA)
+
+
+_TIME_AND_CAMERA = operator.itemgetter(0, 1)
 
 
 class _VideoChunks:
@@ -74,7 +86,7 @@ class _VideoChunks:
 
     def cut(self) -> BuiltChunk:
         gops = tuple((min(p[0] for p in gop.packets), len(gop.packets)) for gop in self._waiting)
-        packets = [p for gop in self._waiting for p in _in_order(gop.packets)]
+        packets = [p for gop in self._waiting for p in gop.in_order()]
         self._waiting.clear()
         self._size = 0
         return self.build(packets, gops)
@@ -323,6 +335,7 @@ class VideoGroup:
             follower = self._open.pop(position + 1)
             here = self._open[position]
             here.packets += follower.packets
+            here.several = True
             here.cameras |= follower.cameras
             here.size += follower.size
             self.counts["unaligned_idr"] += 1
