@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection
+from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from mcap.writer import CompressionType, Writer
@@ -19,7 +21,7 @@ from kinemill.episode.verify import verify
 from support.episode import EPISODE, KEY, NS, encode, picture, stamp, stored
 
 
-def stock(path: Path, units: list[bytes], lost: Collection[int] = ()) -> Path:
+def stock(path: Path, units: list[bytes], lost: Collection[int] = (), codec: str = "h264") -> Path:
     known = schema_for(TopicSpec("/x", rate_hz=30))
     with path.open("wb") as out:
         writer = Writer(out, chunk_size=600, compression=CompressionType.NONE)
@@ -29,7 +31,7 @@ def stock(path: Path, units: list[bytes], lost: Collection[int] = ()) -> Path:
         for k, data in enumerate(units):
             if k not in lost:
                 t = stamp(k)
-                writer.add_message(channel, t, video_prefix(t, b"", len(data)) + data + video_suffix("h264"), t, k)
+                writer.add_message(channel, t, video_prefix(t, b"", len(data)) + data + video_suffix(codec), t, k)
         writer.finish()
     return path
 
@@ -81,6 +83,38 @@ def test_what_is_encoded_anew_waits_for_an_idr_too(damaged: bool, tmp_path: Path
     assert set(range(20, 30)) <= set(found)
     assert len(found) < 30
     assert report.counts["frames_without_idr"] > 0
+
+
+@pytest.mark.parametrize(("codec", "encoder"), [("h265", "libx265"), ("vp9", "libvpx-vp9")])
+def test_other_codecs_wait_for_a_key_frame_behind_a_hole(codec: str, encoder: str, tmp_path: Path) -> None:
+    # given a stream of a codec that has to be encoded anew, with a key frame every ten frames and a damaged chunk
+    units = foreign_stream(encoder)
+    source = stock(tmp_path / "in.mcap", units, codec=codec)
+    damage(source, 4)
+    # when
+    report = repack(source, tmp_path / "out.mcap")
+    # then some frames are there, the last GOP's among them, and none was invented
+    found = right_frames(tmp_path / "out.mcap", report)
+    assert set(range(20, 30)) <= set(found)
+    assert 10 < len(found) < 30
+    assert report.counts["frames_without_idr"] > 0
+
+
+def foreign_stream(encoder: str) -> list[bytes]:
+    context = av.VideoCodecContext.create(encoder, "w")
+    context.width, context.height, context.pix_fmt, context.time_base = 64, 48, "yuv420p", Fraction(1, 30)
+    quiet = "keyint=10:min-keyint=10:scenecut=0:bframes=0:log-level=none"
+    context.options = (
+        {"x265-params": quiet, "preset": "ultrafast"}
+        if encoder == "libx265"
+        else {"g": "10", "lag-in-frames": "0", "deadline": "realtime", "cpu-used": "8", "b": "4000000"}
+    )
+    packets = []
+    for k in range(30):
+        frame = av.VideoFrame.from_ndarray(picture(0, k), format="rgb24").reformat(format="yuv420p")
+        frame.pts = k
+        packets += context.encode(frame)
+    return [bytes(packet) for packet in [*packets, *context.encode(None)]]
 
 
 def test_a_writer_keeps_and_counts_what_was_lost_before_it(tmp_path: Path) -> None:

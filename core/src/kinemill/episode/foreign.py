@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from kinemill.episode.cdr import CdrCursor
-from kinemill.episode.h264 import first_slice_is_idr
+from kinemill.episode.keyframes import is_keyframe
 from kinemill.episode.proto import top_fields, video_bytes
 from kinemill.errors import CorruptError, LimitError, UnsupportedError
 
@@ -243,7 +243,7 @@ class PictureDecoder:
 
         if still:
             codec = "png" if codec == "png16" else codec
-        elif self._broken and codec == "h264" and not first_slice_is_idr(data):
+        elif self._broken and is_keyframe(codec, data) is False:
             raise CorruptError(f"{codec} picture at {t_ns} ns depends on one that is missing")
         if self._context is None or self._codec != codec:
             self._context = av.VideoCodecContext.create(codec, "r")

@@ -23,7 +23,8 @@ from typing import Any, Literal
 from kinemill.contracts.episode import Receipt, TopicKind
 from kinemill.episode.foreign import Payload, PictureDecoder, read_payload
 from kinemill.episode.frame_order import FrameOrder
-from kinemill.episode.h264 import check_packet, first_slice_is_idr
+from kinemill.episode.h264 import check_packet
+from kinemill.episode.keyframes import is_keyframe
 from kinemill.episode.publish import publish_file
 from kinemill.episode.scan import FileSource, Source
 from kinemill.episode.schemas import VIDEO, guess_kind
@@ -87,7 +88,7 @@ class _Route:
 
         Args:
             payload: Of a camera.
-            idr: Whether it starts a GOP; None where nobody can tell, as with codecs other than H.264.
+            idr: Whether it starts a GOP; None where nobody can tell.
             counts: `frames_lost_before` is told here, and `frames_without_idr`.
         """
         if payload.codec == "h264" and (lost := self.order.missing(payload.data)) and not idr:
@@ -357,8 +358,8 @@ def _feed_pictures(scan: Scan, route: _Route, writer: EpisodeWriter, t_ns: int, 
     pictures: list[tuple[int, Any]] = []
     try:
         payload = _payload(route, t_ns, data)
-        if payload.kind == "video" and payload.codec == "h264":
-            idr = first_slice_is_idr(payload.data)
+        if payload.kind == "video":
+            idr = is_keyframe(payload.codec, payload.data)
             try:
                 if not route.takes(payload, idr=idr, counts=scan.counts):
                     return 0
