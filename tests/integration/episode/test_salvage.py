@@ -138,8 +138,7 @@ def test_pictures_behind_a_hole_wait_for_the_next_key_frame(tmp_path: Path) -> N
     t_ns, pictures, _ = read(tmp_path / "out.mcap").read([Window.between("/front", 0, 1 << 62)])["/front"]
     frames = [round((t - stamp(0)) * 30 / 1e9) for t in t_ns.tolist()]
     assert 20 <= len(frames) < 60
-    left_out = report.counts.get("frames_without_idr", 0) + report.counts.get("frames_without_idr", 0)
-    assert left_out > 0
+    assert report.counts["frames_without_idr"] > 0
     for k, image in zip(frames, pictures, strict=True):
         assert is_frame(image, 0, k, 60)
 
