@@ -211,7 +211,7 @@ def state_speed(bench: Bench, seconds: float, *, full: bool) -> None:
     peer = StockReader(data, "h264", 0)
     some = 2000
     part = some * step
-    bulk_rounds = bench.pick(quick=8, full=8)
+    bulk_rounds = 24  # as long as the stock decoder takes for its part, so that both have their caches warm
 
     def bulk() -> None:
         for second in range(bulk_rounds * int(seconds)):
@@ -227,7 +227,7 @@ def state_speed(bench: Bench, seconds: float, *, full: bool) -> None:
         ]
         assert np.array(rows).shape == (some, 3, 14)
 
-    rounds = bench.interleave({"ours": bulk, "stock": one_by_one}, repeats=bench.pick(quick=3, full=7))
+    rounds = bench.interleave({"ours": bulk, "stock": one_by_one}, repeats=bench.pick(quick=7, full=9))
     scale = bulk_rounds * len(t) / some
     name = "state" if full else "state_float32"
     bench.record(f"{name}_vs_stock", rounds.ratio("stock", "ours") * scale)

@@ -28,6 +28,9 @@ class FrameOrder:
         """Of `frame_num`; None before an SPS, or where the stream allows gaps."""
         self._last: int | None = None
         """`frame_num` of the last reference frame; None where nothing can be expected."""
+        self._quick: tuple[int, int, int] | None = None
+        """Of the first two bytes of a slice, as this stream has them: bits behind what comes before `frame_num`, that,
+        and bits behind `frame_num`."""
 
     def reset(self) -> None:
         """Packets are known to be missing here: expect nothing of the next one."""
@@ -40,6 +43,11 @@ class FrameOrder:
             packet: One frame that `check_packet` has passed.
         """
         if packet[:4] == b"\0\0\0\1" and packet[4] & 31 == SLICE:  # the commonest
+            if self._quick is not None and packet[4] & 0x60 and len(packet) > 6:
+                behind, before, rest = self._quick
+                head = packet[5] << 8 | packet[6]
+                if head >> behind == before:
+                    return self._step((head & (1 << behind) - 1) >> rest, reference=True)
             return self._slice(packet[5 : 4 + _LOOKED_AT], False, packet[4] & 0x60 > 0)
         at = packet.find(_START)
         while 0 <= at < len(packet) - 3:
@@ -49,33 +57,42 @@ class FrameOrder:
                 return self._slice(packet[start + 1 : start + _LOOKED_AT], kind == IDR, packet[start] & 0x60 > 0)
             at = packet.find(_START, start)
             if kind == SPS:
-                self._bits = _frame_num_bits(bytes(packet[start : at if at > 0 else len(packet)][:_MOST]))
+                bits = _frame_num_bits(bytes(packet[start : at if at > 0 else len(packet)][:_MOST]))
+                if bits != self._bits:
+                    self._bits, self._quick = bits, None
         return 0
 
     def _slice(self, data: bytes, idr: bool, reference: bool) -> int:
         if self._bits is None:
             return 0
-        number = _frame_num(data, self._bits)
-        lost = 0
-        if not idr and self._last is not None:
-            lost = (number - self._last - 1) % (1 << self._bits)
-        if idr or reference:
+        at, number = _frame_num(data, self._bits)
+        if idr:
+            self._last = number
+            return 0
+        rest = 16 - at - self._bits
+        if rest >= 0 and data[0]:  # no byte against emulation among the first two
+            self._quick = 16 - at, (data[0] << 8 | data[1]) >> 16 - at, rest
+        return self._step(number, reference=reference)
+
+    def _step(self, number: int, *, reference: bool) -> int:
+        lost = 0 if self._last is None else number - self._last - 1 & (1 << (self._bits or 0)) - 1
+        if reference:
             self._last = number
         return lost
 
 
-def _frame_num(data: bytes, size: int) -> int:
-    """`frame_num` of so many bits, behind a slice's first macroblock, its type and its parameter set (7.3.3)."""
+def _frame_num(data: bytes, size: int) -> tuple[int, int]:
+    """Where `frame_num` of so many bits starts, behind a slice's first macroblock, type and parameter set; and it."""
     value, left = int.from_bytes(data[:8], "big"), 64
     for _ in range(3):  # codes of Exp-Golomb: as many zeros as bits behind the first one
         left -= 2 * (left - value.bit_length()) + 1
         value &= (1 << max(left, 0)) - 1
     if left >= size and len(data) >= 8 and b"\0\0\3" not in data[:8]:
-        return value >> (left - size)
+        return 64 - left, value >> (left - size)
     bits = _Bits(_unescape(data))
     for _ in range(3):
         bits.ue()
-    return bits.take(size)
+    return len(data) * 8, bits.take(size)
 
 
 @functools.lru_cache(maxsize=32)

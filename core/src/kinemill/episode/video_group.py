@@ -253,34 +253,37 @@ class VideoGroup:
         """
         if self._ticks is not None:
             raise UsageError(f"group {self.name}: .packet after .frame; give passed-through cameras their own `group`")
-        topic = self.specs[camera].topic
         last, late = self._last[camera], self._late[camera]
-        if (t_ns < last or late) and not idr:
+        if not idr and (t_ns < last or late):
             raise UnsupportedError(
-                f"topic {topic}: a packet of {t_ns} ns after one of {late[-1][0] if late else last} ns, behind one of "
-                f"{last} ns; packets come in decode order, and without B-frames that is the order of time: write "
-                "frames, so that they are encoded here, or order the source"
+                f"topic {self.specs[camera].topic}: a packet of {t_ns} ns after one of "
+                f"{late[-1][0] if late else last} ns, behind one of {last} ns; packets come in decode order, and "
+                "without B-frames that is the order of time: write frames, so that they are encoded here, or order "
+                "the source"
             )
-        if not self._passed or last < 0:
+        if last < 0 or not self._passed:
             if not idr:
-                raise UnsupportedError(f"topic {topic}: the first packet ({t_ns} ns) is no IDR; start at one")
+                raise UnsupportedError(
+                    f"topic {self.specs[camera].topic}: the first packet ({t_ns} ns) is no IDR; start at one"
+                )
             self._passed = True
         # kept, since nobody can record them again; `repack` leaves out what cannot be decoded
         lost = self._orders[camera].missing(data)
         if lost and not idr:
             self.counts["frames_lost_before"] += lost
         self._hold(camera, len(data))
-        if t_ns < last:
-            self.late += 1
-            late.append((t_ns, data))
-            return
-        if t_ns == last:
+        if t_ns <= last:
+            if t_ns < last:
+                self.late += 1
+                late.append((t_ns, data))
+                return
             self.counts["repeated_stamps"] += 1
         self._last[camera] = t_ns
         self._newest = max(self._newest, t_ns)
-        for late_ns, late_data in late:
-            self._push(t_ns, camera, late_ns, late_data, True)
-        late.clear()
+        if late:
+            for late_ns, late_data in late:
+                self._push(t_ns, camera, late_ns, late_data, True)
+            late.clear()
         self._push(t_ns, camera, t_ns, data, idr)
 
     def _hold(self, camera: int, size: int) -> None:
@@ -326,9 +329,10 @@ class VideoGroup:
         position = max(0, self._at[camera] - self._serial)
         if position == 0 and self._at[camera] < self._serial:
             self.late += 1
-        for late_ns, late_data in self._joining[camera]:
-            self._open[position].add(late_ns, camera, late_data, True)
-        self._joining[camera].clear()
+        if self._joining[camera]:
+            for late_ns, late_data in self._joining[camera]:
+                self._open[position].add(late_ns, camera, late_data, True)
+            self._joining[camera].clear()
         self._open[position].add(t_ns, camera, data, idr)
         # a camera without an IDR on a later tick ties that tick's GOPs together
         while position + 1 < len(self._open) and t_ns - self._open[position + 1].start_ns > self._join_ns:

@@ -175,7 +175,8 @@ class EpisodeWriter:
             raise StateError(f"episode {self.episode_id}: the writer is {self._state}; write the episode anew")
 
     def _find(self, topic: str, t_ns: int) -> tuple[VideoGroup | SpanGroup, int]:
-        self._must_be_open()
+        if self._state != "open":
+            self._must_be_open()
         found = self._where.get(topic)
         if found is None:
             close = records.nearest(topic, self._where)
@@ -345,8 +346,8 @@ class EpisodeWriter:
             raise
 
     def _wrote(self, group: VideoGroup | SpanGroup, t_ns: int, n: int) -> None:
-        self._newest = max(self._newest, t_ns)
         if self.live:
+            self._newest = max(self._newest, t_ns)
             self._waits_since.setdefault(group.name, self._newest)
         newest, items = self._pumped[group.name]
         if t_ns - newest < _PUMP_NS and items < _PUMP_ITEMS:
