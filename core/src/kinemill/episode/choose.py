@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Frames", "chunks_of", "frames_of", "select"]
 
 _NONE: Final = np.empty(0, np.int64)
-_LEAST: Final = np.minimum.reduce
-"""As `min`, of which the array's own method is a slower way."""
 
 
 class Frames(NamedTuple):
@@ -64,7 +62,7 @@ def chunks_of(group: GroupLayout, position: int, window: Window) -> set[int]:
         return set((inside if filled is None else np.intersect1d(inside, filled)).tolist())
     t_first = group.t_first_ns if filled is None else group.t_first_ns[filled]
     t_last = group.t_last_ns if filled is None else group.t_last_ns[filled]
-    picked = _of_neighbours(group, t_first, window.times_ns)
+    picked = _of_neighbours(group, t_first, window)
     if picked is None:
         query = np.array(window.times_ns, np.int64)
         picked = _ordered(group, t_first, query) if group.in_order else _unordered(t_first, t_last, query)
@@ -79,12 +77,12 @@ def chunks_of(group: GroupLayout, position: int, window: Window) -> set[int]:
     return picked if filled is None else set(filled[list(picked)].tolist())
 
 
-def _of_neighbours(group: GroupLayout, t_first: NDArray[np.int64], times: tuple[int, ...]) -> set[int] | None:
+def _of_neighbours(group: GroupLayout, t_first: NDArray[np.int64], window: Window) -> set[int] | None:
     """As `_ordered`, where all times lie in one chunk or two: the commonest question, a frame or a short window."""
     if group.skew_ns or not group.in_order:
         return None
-    low = bisect_right(t_first, min(times)) - 1
-    high = low if len(times) == 1 else bisect_right(t_first, max(times), max(low, 0)) - 1
+    low = bisect_right(t_first, window.first_ns) - 1
+    high = low if window.last_ns == window.first_ns else bisect_right(t_first, window.last_ns, max(low, 0)) - 1
     return {max(low, 0), max(high, 0)} if high - low <= 1 else None
 
 
@@ -166,8 +164,7 @@ def select(
             return at_once
     query = np.array(window.times_ns, np.int64)
     picked = time.searchsorted(query, "right") - 1
-    early = int(_LEAST(picked)) < 0
-    if early or not len(time):
+    if not len(time) or window.first_ns < int(time[0]):
         if sure or not len(time):
             need = _earlier(group, position, held) if sure else _closer(group, position, window, query, held=held)
             if need or not len(time):
@@ -188,7 +185,7 @@ def select(
         pad = pad | (np.abs(query - time[picked]) > window.tolerance_ns)
     else:
         end = group.end_ns
-        if max(window.times_ns) > end:
+        if window.last_ns > end:
             rate = group.topics[position].rate_hz
             pad = pad | ((query > end) & (query - time[picked] > (int(1e9 / rate) if rate else 0)))
         if window.pick == "nearest":

@@ -109,15 +109,16 @@ def first_slice_is_idr(data: bytes | memoryview) -> bool:
     head = bytes(data[:5])
     if head[:4] == b"\0\0\0\1" and len(head) == 5 and head[4] & 31 in (SLICE, IDR):
         return head[4] & 31 == IDR
-    view = bytes(data[:4096])
-    at = view.find(_START)
-    while 0 <= at < len(view) - 3:
-        kind = view[at + 3] & 31
-        if kind == IDR:
-            return True
-        if kind in (SLICE, PARTITION_A):
-            return False
-        at = view.find(_START, at + 3)
+    for looked_at in (256, 4096):  # parameter sets alone, or with what an encoder tells of itself
+        view = bytes(data[:looked_at])
+        at = view.find(_START)
+        while 0 <= at < len(view) - 3:
+            kind = view[at + 3] & 31
+            if kind == IDR:
+                return True
+            if kind in (SLICE, PARTITION_A):
+                return False
+            at = view.find(_START, at + 3)
     if len(data) > len(view):  # parameter sets or SEI of more than 4 KiB
         return any(bytes(data)[s] & 31 == IDR for s, _ in nal_units(bytes(data)))
     return False

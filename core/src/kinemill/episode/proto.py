@@ -119,7 +119,7 @@ def video_bytes(data: memoryview, start: int = 0, end: int | None = None) -> tup
         end = len(data)
     tail = end - len(_H264)
     if tail - start > _HEAD and data[tail:end] == _H264:
-        at = start + _data_at(bytes(data[start : start + _HEAD]), tail - start)
+        at = start + _data_at(data[start : start + _HEAD].tobytes(), tail - start)
         if at > start:
             return data[at:tail], "h264"
     return _video_bytes_slow(data[start:end])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
 from typing import Final, Literal, Self
 
@@ -31,6 +31,10 @@ class Window:
     tolerance_ns: int | None = None
     name: str = ""
     """Key of the answer; the topic where empty."""
+    first_ns: int = field(default=0, init=False, repr=False, compare=False)
+    """Earliest of the times."""
+    last_ns: int = field(default=0, init=False, repr=False, compare=False)
+    """Latest of the times."""
 
     def __post_init__(self) -> None:
         times = self.times_ns
@@ -45,6 +49,8 @@ class Window:
         low = high = 0
         if times:
             low, high = min(times), max(times)
+            object.__setattr__(self, "first_ns", low)
+            object.__setattr__(self, "last_ns", high)
         elif self.step_range is not None:
             low, count, stride = self.step_range
             if count < 1 or stride < 1:
