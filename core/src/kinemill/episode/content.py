@@ -10,7 +10,7 @@ import numpy as np
 from kinemill.contracts.episode import TopicKind, TopicReceipt
 from kinemill.episode.cdr import JointTemplate, decode_one, joint_template
 from kinemill.episode.choose import Frames
-from kinemill.episode.decode import DecoderPool, StreamKind
+from kinemill.episode.decode import Lent, StreamKind
 from kinemill.episode.gathered import Messages, Run
 from kinemill.episode.h264 import check_packet
 from kinemill.episode.messages import read_image, read_text
@@ -27,7 +27,7 @@ __all__ = ["VideoOptions", "decode_rows", "read_content"]
 class VideoOptions(NamedTuple):
     """How pictures are made."""
 
-    pool: DecoderPool
+    decoders: Lent
     decoder: str
     pixel_format: PixelFormat
 
@@ -108,7 +108,7 @@ def _pictures(
     elif target.shape != (count, *shape) or target.dtype != np.uint8:
         raise UsageError(f"{where}: out is {target.dtype} {target.shape}, wanted is uint8 {(count, *shape)}")
     kind = StreamKind(video.decoder, "h264", video.pixel_format, width, height)
-    decoder = video.pool.take(kind)
+    decoder = video.decoders.take(kind)
     done = 0
     while done < count:
         start = starts[done]
@@ -123,7 +123,6 @@ def _pictures(
         except CorruptError as exc:
             raise CorruptError(f"{where}: GOP of {int(messages.time[start])} ns is rejected: {exc}") from exc
         done = stop
-    video.pool.give(decoder, kind)
     if as_picked:
         return target
     return np.take(target, np.searchsorted(wanted, picked), axis=0, out=out)

@@ -21,7 +21,7 @@ from kinemill.errors import CorruptError, UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DECODERS", "Decoder", "DecoderPool", "PyAvDecoder", "StreamKind"]
+__all__ = ["DECODERS", "Decoder", "DecoderPool", "Lent", "PyAvDecoder", "StreamKind"]
 
 _RESTING: Final = 16
 
@@ -210,6 +210,31 @@ class DecoderPool:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (DecoderPool, (self._limit,))
+
+
+class Lent:
+    """What one read has of a pool: a decoder for each kind of stream, which serves one stream after the other."""
+
+    __slots__ = ("_held", "_pool")
+
+    def __init__(self, pool: DecoderPool) -> None:
+        self._pool = pool
+        self._held: dict[StreamKind, Decoder] = {}
+
+    def take(self, kind: StreamKind) -> Decoder:
+        """A decoder, reset; it is the caller's until the next call."""
+        found = self._held.get(kind)
+        if found is None:
+            found = self._held[kind] = self._pool.take(kind)
+        else:
+            found.reset()
+        return found
+
+    def give_back(self) -> None:
+        """All of them, to rest; not those of a read that failed."""
+        for kind, decoder in self._held.items():
+            self._pool.give(decoder, kind)
+        self._held.clear()
 
 
 SHARED = DecoderPool()

@@ -117,35 +117,24 @@ def video_bytes(data: memoryview, start: int = 0, end: int | None = None) -> tup
     """
     if end is None:
         end = len(data)
+    # the shape that `video_prefix` and `video_suffix` give, as most writers do
     tail = end - len(_H264)
-    if tail - start > _HEAD and data[tail:end] == _H264:
-        at = start + _data_at(data[start : start + _HEAD].tobytes(), tail - start)
-        if at > start:
-            return data[at:tail], "h264"
+    if tail - start > _HEAD and data[tail:end] == _H264 and data[start] == _TIME and data[start + 1] <= 20:
+        at = start + 2 + data[start + 1]
+        if data[at] == _FRAME_ID and data[at + 1] <= 100:
+            at += 2 + data[at + 1]
+        if data[at] == _DATA and data[at + 1] > 127 and (data[at + 2] < 128 or data[at + 3] < 128):
+            size, at = data[at + 1] & 127 | data[at + 2] << 7, at + 3
+            if size >> 14:  # a third byte follows
+                size, at = size & 0x3FFF | data[at] << 14, at + 1
+            if at + size == tail:
+                return data[at:tail], "h264"
     return _video_bytes_slow(data[start:end])
 
 
-def _data_at(head: bytes, end: int) -> int:
-    """Where the data starts, in a message of the shape that `video_prefix` gives and data up to `end`; else 0."""
-    if head[0] != 0x0A or head[1] > 20:
-        return 0
-    at = 2 + head[1]
-    if head[at] == 0x12:
-        if head[at + 1] > 100:
-            return 0
-        at += 2 + head[at + 1]
-    key, low, middle, high = head[at : at + 4]
-    if key != 0x1A or low < 128:
-        return 0
-    if middle < 128:
-        size, at = low - 128 | middle << 7, at + 3
-    elif high < 128:
-        size, at = low - 128 | (middle - 128) << 7 | high << 14, at + 4
-    else:
-        return 0
-    return at if at + size == end else 0
-
-
+_TIME: Final = 0x0A
+_FRAME_ID: Final = 0x12
+_DATA: Final = 0x1A
 _HEAD: Final = 128
 _H264: Final = video_suffix("h264")
 

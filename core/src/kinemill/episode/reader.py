@@ -19,7 +19,7 @@ from kinemill.contracts.store import Store
 from kinemill.episode.choose import chunks_of, frames_of, select
 from kinemill.episode.content import VideoOptions, has_pictures, read_content
 from kinemill.episode.counts import Counts
-from kinemill.episode.decode import SHARED, DecoderPool
+from kinemill.episode.decode import SHARED, DecoderPool, Lent
 from kinemill.episode.gathered import Messages
 from kinemill.episode.layout import GroupLayout, Layout
 from kinemill.episode.opened import MAX_RAW, OpenChunk, open_chunk
@@ -91,7 +91,9 @@ class EpisodeReader:
         self.key = key
         self.layout = layout
         self.etag = etag
-        self._video = VideoOptions(pool, decoder, pixel_format)
+        self._pool = pool
+        self._decoder = decoder
+        self._pixel_format = pixel_format
         self._strict = strict
         self._at = {t.topic: (g, i) for g, group in enumerate(layout.groups) for i, t in enumerate(group.topics)}
 
@@ -340,13 +342,15 @@ class EpisodeReader:
             chosen.append((window.key, topic, messages, picked, pad, frames, where))
         if more:
             return {}, more
+        video = VideoOptions(Lent(self._pool), self._decoder, self._pixel_format)
         answers: dict[str, Answer] = {}
         for key, topic, messages, picked, pad, frames, where in chosen:
             data = read_content(
-                topic, messages, picked, len(pad), where=where, video=self._video, frames=frames, out=out.get(key)
+                topic, messages, picked, len(pad), where=where, video=video, frames=frames, out=out.get(key)
             )
             time = messages.time[picked] if len(picked) else np.zeros(len(pad), np.int64)
             answers[key] = (time, data, pad)
+        video.decoders.give_back()
         return answers, {}
 
 
