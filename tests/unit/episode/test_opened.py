@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from kinemill.episode import wire
 from kinemill.episode.checksum import crc32
-from kinemill.episode.opened import _walk_records, _walk_rounds, open_chunk, walk
+from kinemill.episode.opened import open_chunk
 from kinemill.episode.reader import EpisodeReader
+from kinemill.episode.walk import _walk_records, _walk_rounds, walk
 from kinemill.episode.window import Window
 from kinemill.errors import CorruptError, DataError, LimitError, UnsupportedError
 from support.episode import KEY, small_episode, stamp, stored

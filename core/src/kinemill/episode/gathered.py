@@ -11,8 +11,8 @@ import numpy as np
 
 from kinemill.episode import wire
 from kinemill.episode.h264 import first_slice_is_idr
-from kinemill.episode.opened import OpenChunk
 from kinemill.episode.proto import video_bytes
+from kinemill.episode.walk import OpenChunk
 from kinemill.errors import CorruptError
 
 if TYPE_CHECKING:

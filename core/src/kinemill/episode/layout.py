@@ -23,7 +23,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import operator
 import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +32,7 @@ import numpy as np
 from kinemill import records
 from kinemill.contracts.episode import Receipt, TopicReceipt
 from kinemill.episode.counts import Counts, index_bytes
+from kinemill.episode.varints import Take, pack_varints, unpack_varints, zigzag
 from kinemill.errors import CorruptError, LimitError
 
 if TYPE_CHECKING:
@@ -100,49 +100,6 @@ class GroupLayout:
         return int(self.t_last_ns[-1]) if self.in_order else int(self.t_last_ns.max())
 
 
-# ---- varints, all at once
-
-
-def _zigzag(values: NDArray[np.int64]) -> NDArray[np.uint64]:
-    return ((values << 1) ^ (values >> 63)).view(np.uint64)
-
-
-def _unzigzag(values: NDArray[np.uint64]) -> NDArray[np.int64]:
-    one = np.uint64(1)
-    return ((values >> one) ^ (np.uint64(0) - (values & one))).view(np.int64)
-
-
-def _pack_varints(values: NDArray[np.uint64]) -> bytes:
-    out = bytearray()
-    for value in values.tolist():
-        left = value
-        while left > 127:
-            out.append(left & 127 | 128)
-            left >>= 7
-        out.append(left)
-    return bytes(out)
-
-
-_LOW_7: Final = np.uint8(127)
-
-
-def _unpack_varints(data: bytes) -> NDArray[np.uint64]:
-    raw = np.frombuffer(data, np.uint8)
-    ends = (raw < 128).nonzero()[0]
-    if not len(ends) or ends[-1] != len(raw) - 1:
-        raise CorruptError("packed layout: it ends inside a number")
-    starts = np.empty_like(ends)
-    starts[0] = 0
-    starts[1:] = ends[:-1] + 1
-    sizes = ends - starts + 1
-    if int(np.maximum.reduce(sizes)) > 10:
-        raise CorruptError("packed layout: a number of more than 10 bytes")
-    shift = (np.arange(len(raw)) - starts.repeat(sizes)) * 7
-    parts = (raw & _LOW_7).astype(np.uint64) << shift.view(np.uint64)
-    found: NDArray[np.uint64] = np.add.reduceat(parts, starts)
-    return found
-
-
 def _length_column(length: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
     """(median, differences from it), or (0, differences from the one before) where those are shorter."""
     base = int(np.median(length))
@@ -150,53 +107,6 @@ def _length_column(length: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
     if base and np.log2(np.abs(by_base) + 1.0).sum() <= np.log2(np.abs(by_step) + 1.0).sum():
         return base, by_base
     return 0, by_step
-
-
-class _Take:
-    """Hands out the numbers of a packed layout, never more than there are."""
-
-    __slots__ = ("_at", "_left", "_signed", "_values")
-
-    def __init__(self, values: NDArray[np.uint64]) -> None:
-        self._values = values
-        self._signed = _unzigzag(values)  # of all at once, which costs as much as of one group's
-        self._at = 0
-        self._left = len(values)
-
-    def _from(self, n: int) -> int:
-        """Where the next `n` numbers start."""
-        if n > self._left:
-            raise CorruptError(f"packed layout: {n} numbers wanted, {self._left} are left")
-        at = self._at
-        self._at += n
-        self._left -= n
-        return at
-
-    def many(self, n: int) -> NDArray[np.uint64]:
-        at = self._from(n)
-        return self._values[at : at + n]
-
-    def several(self, limits: tuple[int, ...]) -> list[int]:
-        values = self.counts(len(limits))
-        if any(map(operator.gt, values, limits)):
-            value, limit = next((v, most) for v, most in zip(values, limits, strict=True) if v > most)
-            raise CorruptError(f"packed layout: {value} where at most {limit} makes sense")
-        return values
-
-    def one(self, limit: int) -> int:
-        return self.several((limit,))[0]
-
-    def counts(self, n: int) -> list[int]:
-        """Few numbers, as Python takes them faster."""
-        return self.many(n).tolist()  # type: ignore[no-any-return]  # NumPy's stub says Any
-
-    def signed(self, n: int) -> NDArray[np.int64]:
-        at = self._from(n)
-        return self._signed[at : at + n]
-
-    def end(self) -> None:
-        if self._left:
-            raise CorruptError(f"packed layout: {self._left} numbers too many")
 
 
 # ---- topics as JSON
@@ -328,13 +238,13 @@ class Layout:
                 np.diff(group.t_last_ns - group.t_first_ns, prepend=0),
                 np.diff(gops, prepend=0) if gops is not None else _NO_TIME,
             ]
-            numbers.append(_zigzag(np.concatenate(signed)))
+            numbers.append(zigzag(np.concatenate(signed)))
             if crc:
                 if group.crc32 is None:
                     raise CorruptError("a layout without checksums cannot be packed with them")
                 numbers.append(group.crc32.astype(np.uint64))
             end = int(offset[-1] + length[-1])
-        body = _pack_varints(np.concatenate(numbers))
+        body = pack_varints(np.concatenate(numbers))
         small = zlib.compressobj(9, zlib.DEFLATED, -15)
         deflated = small.compress(body) + small.flush()
         flags = _WITH_CRC if crc else 0
@@ -355,7 +265,7 @@ class Layout:
         body = bytes(packed[2:])
         if packed[1] & _DEFLATED:
             body = _inflate(body)
-        take = _Take(_unpack_varints(body))
+        take = Take(unpack_varints(body))
         tables = _parse_topics(topics_json)
         if take.one(1 << 16) != len(tables):
             raise CorruptError(f"packed layout and topic table ({len(tables)} groups) differ in their groups")
@@ -392,7 +302,7 @@ _LEAST: Final = np.minimum.reduce
 _SUMS: Final = np.add.accumulate
 
 
-def _unpack_group(take: _Take, name: str, topics: tuple[TopicReceipt, ...], end: int, *, crc: bool) -> GroupLayout:
+def _unpack_group(take: Take, name: str, topics: tuple[TopicReceipt, ...], end: int, *, crc: bool) -> GroupLayout:
     """One group's tables; a loader does this for each episode that it opens, so the calls are counted."""
     n = take.one(_MAX_CHUNKS)
     if n == 0:

@@ -22,9 +22,10 @@ from kinemill.episode.counts import Counts
 from kinemill.episode.decode import SHARED, DecoderPool, Lent
 from kinemill.episode.gathered import Messages
 from kinemill.episode.layout import GroupLayout, Layout
-from kinemill.episode.opened import MAX_RAW, OpenChunk, open_chunk
+from kinemill.episode.opened import MAX_RAW, open_chunk
 from kinemill.episode.pixels import PixelFormat
 from kinemill.episode.scratch import scratch
+from kinemill.episode.walk import OpenChunk
 from kinemill.episode.window import Window
 from kinemill.errors import CorruptError, LimitError, UsageError
 from kinemill.records import nearest

@@ -12,10 +12,11 @@ from kinemill.episode import wire
 from kinemill.episode.cdr import decode_one
 from kinemill.episode.foreign import Payload, read_payload, takes_pictures
 from kinemill.episode.h264 import check_packet
-from kinemill.episode.opened import OpenChunk, open_chunk
+from kinemill.episode.opened import open_chunk
 from kinemill.episode.scan import Source, records_in
 from kinemill.episode.schemas import JOINT_STATE
 from kinemill.episode.source import Cursor, parse_attachment, parse_channel, parse_schema, read_summary, records_of
+from kinemill.episode.walk import OpenChunk
 from kinemill.errors import CorruptError, DataError, LimitError, TruncatedError
 
 __all__ = ["Scan", "SurveyedTopic", "Transcode", "survey", "topic_of"]

@@ -25,7 +25,7 @@ from kinemill.episode.frame_order import FrameOrder
 from kinemill.episode.h264 import check_packet, first_slice_is_idr
 from kinemill.episode.hashing import StreamHash
 from kinemill.episode.index import read_index
-from kinemill.episode.opened import OpenChunk, decompress, read_chunk_head, walk
+from kinemill.episode.opened import decompress, read_chunk_head
 from kinemill.episode.proto import video_bytes
 from kinemill.episode.scan import Record, Source, records_in
 from kinemill.episode.schemas import VIDEO
@@ -36,6 +36,7 @@ from kinemill.episode.source import (
     parse_schema,
     records_of,
 )
+from kinemill.episode.walk import OpenChunk, walk
 from kinemill.errors import DataError
 
 if TYPE_CHECKING:
