@@ -6,6 +6,7 @@ into a program that runs as root. Listing the groups imports none of them.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -116,13 +117,14 @@ def cli(ctx: click.Context) -> None:
 
 
 _OWN_PROCESS = object()
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def run(command: click.Command, prog_name: str, args: list[str] | None = None, *, own_process: bool = False) -> int:
     """Run a click command and turn every ending into an exit code.
 
     A `KinemillError` is one line on stderr and its own exit code; Ctrl-C is 130; a broken pipe is
-    quiet. Anything else is a bug: its traceback is shown and the code is 1.
+    quiet; a full disk is one line and 1. Anything else is a bug: its traceback is shown and the code is 1.
 
     Args:
         command: What to run.
@@ -130,6 +132,22 @@ def run(command: click.Command, prog_name: str, args: list[str] | None = None, *
         args: Instead of `sys.argv`.
         own_process: The process is there for this command alone, so `kinemill` sets logging up.
     """
+    return _printed(_run(command, prog_name, args, own_process=own_process), prog_name)
+
+
+def _printed(code: int, prog_name: str) -> int:
+    """Print what is left, before the interpreter tries to, and fails in its own words with its own exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError as exc:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if code == 0 and not isinstance(exc, BrokenPipeError):
+            click.echo(f"{prog_name}: standard output: {exc.strerror}", err=True)
+        return code or 1
+    return code
+
+
+def _run(command: click.Command, prog_name: str, args: list[str] | None, *, own_process: bool) -> int:
     try:
         result: Any = command.main(
             args=args, prog_name=prog_name, standalone_mode=False, obj=_OWN_PROCESS if own_process else None
@@ -143,16 +161,19 @@ def run(command: click.Command, prog_name: str, args: list[str] | None = None, *
         click.echo(f"{prog_name}: interrupted", err=True)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KinemillError as exc:
         click.echo(f"{prog_name}: {exc}", err=True)
         return exc.exit_code
     except Exception as exc:
-        if not was_interrupted(exc):
-            raise
-        click.echo(f"{prog_name}: interrupted", err=True)
-        return 130
+        if was_interrupted(exc):
+            click.echo(f"{prog_name}: interrupted", err=True)
+            return 130
+        if isinstance(exc, OSError) and exc.errno in _FULL:
+            where = f"{exc.filename}: " if isinstance(exc.filename, str) else ""
+            click.echo(f"{prog_name}: {where}{exc.strerror}; make room there, or name another place", err=True)
+            return 1
+        raise
     return result if isinstance(result, int) else 0
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from kinemill.contracts.episode import Receipt
 from kinemill.episode.commands import episode
-from kinemill.episode.publish import publish
+from kinemill.episode.publishing import publish
 from kinemill.errors import NotFoundError
 from kinemill.records import loads
 from kinemill.store.embedded import S3Server

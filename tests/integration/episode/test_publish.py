@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinemill.episode.publish import publish, publish_file
+from kinemill.episode.publishing import publish, publish_file
 from kinemill.errors import StateError
 from kinemill.store.memory import MemoryStore
 from support.episode import small_episode

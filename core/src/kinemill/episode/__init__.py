@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kinemill.contracts.episode import Receipt, Rendition, TopicKind
     from kinemill.episode.decode import DecoderPool
     from kinemill.episode.layout import GroupLayout, Layout
-    from kinemill.episode.publish import publish
+    from kinemill.episode.publishing import publish
     from kinemill.episode.reader import EpisodeReader, Plan
     from kinemill.episode.topics import PROFILES, Profile, TopicSpec, profile_of
     from kinemill.episode.window import Window
@@ -62,7 +62,7 @@ _WHERE = {
     "TopicSpec": "kinemill.episode.topics",
     "Window": "kinemill.episode.window",
     "profile_of": "kinemill.episode.topics",
-    "publish": "kinemill.episode.publish",
+    "publish": "kinemill.episode.publishing",
 }
 
 __all__ = [

@@ -25,7 +25,7 @@ from kinemill.episode.foreign import Payload, PictureDecoder, read_payload
 from kinemill.episode.frame_order import FrameOrder
 from kinemill.episode.h264 import check_packet
 from kinemill.episode.keyframes import is_keyframe
-from kinemill.episode.publish import publish_file
+from kinemill.episode.publishing import publish_file
 from kinemill.episode.scan import FileSource, Source
 from kinemill.episode.schemas import VIDEO, guess_kind
 from kinemill.episode.survey import Scan, SurveyedTopic, Transcode, survey, topic_of

@@ -35,7 +35,7 @@ from kinemill.episode.messages import (
     points_message,
     text_message,
 )
-from kinemill.episode.publish import sync_folder
+from kinemill.episode.publishing import sync_folder
 from kinemill.episode.schemas import VIDEO, schema_for
 from kinemill.episode.span_group import SpanGroup
 from kinemill.episode.spool import Spools, close_quietly
