@@ -13,20 +13,9 @@ from kinemill.episode import EpisodeWriter, TopicSpec, profile_of
 from kinemill.episode.scan import FileSource
 from kinemill.episode.verify import VerifyReport, verify
 from support.episode import EPISODE, fill, specs
+from support.episode_records import Bytes
 
 FLIPS = 1000
-
-
-class Bytes:
-    """A source in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self.name = "memory"
-        self.size = len(data)
-        self.data = data
-
-    def read(self, start: int, length: int) -> bytes:
-        return self.data[start : start + length]
 
 
 @pytest.fixture(scope="module")

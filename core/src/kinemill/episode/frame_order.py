@@ -6,10 +6,9 @@ invents its content without a word. Its successor's `frame_num` (ITU-T H.264, 7.
 
 from __future__ import annotations
 
-import functools
 from typing import Final
 
-from kinemill.episode.h264 import _HIGH_PROFILES, _START, IDR, SLICE, SPS, _Bits, _skip_scaling, _unescape
+from kinemill.episode.h264 import _START, IDR, SLICE, SPS, _Bits, _unescape, parse_sps
 from kinemill.errors import CorruptError
 
 __all__ = ["FrameOrder"]
@@ -95,40 +94,9 @@ def _frame_num(data: bytes, size: int) -> tuple[int, int]:
     return len(data) * 8, bits.take(size)
 
 
-@functools.lru_cache(maxsize=32)
 def _frame_num_bits(sps: bytes) -> int | None:
-    """Bits of `frame_num` in a sequence parameter set (7.3.2.1); None where gaps are allowed, or it is damaged."""
+    """What a parameter set says; None where it is damaged."""
     try:
-        return _parse(sps)
+        return parse_sps(sps).frame_num_bits
     except CorruptError:
         return None
-
-
-def _parse(sps: bytes) -> int | None:
-    bits = _Bits(_unescape(sps[1:]))
-    profile = bits.take(8)
-    bits.take(16)
-    bits.ue()
-    if profile in _HIGH_PROFILES:
-        chroma = bits.ue()
-        if chroma == 3:
-            bits.take(1)
-        bits.ue()
-        bits.ue()
-        bits.take(1)
-        if bits.take(1):
-            for i in range(8 if chroma != 3 else 12):
-                if bits.take(1):
-                    _skip_scaling(bits, 16 if i < 6 else 64)
-    found = 4 + bits.ue()
-    poc_type = bits.ue()
-    if poc_type == 0:
-        bits.ue()
-    elif poc_type == 1:
-        bits.take(1)
-        bits.ue()
-        bits.ue()
-        for _ in range(min(bits.ue(), 255)):
-            bits.ue()
-    bits.ue()
-    return None if bits.take(1) or found > 16 else found

@@ -40,6 +40,8 @@ class Sps:
     poc_type: int
     max_reorder: int | None
     """max_num_reorder_frames; None where the stream does not say."""
+    frame_num_bits: int | None
+    """Of `frame_num` in a slice's head; None where the stream may leave numbers out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ def parse_sps(nal: bytes) -> Sps:
             for i in range(8 if chroma != 3 else 12):
                 if bits.take(1):
                     _skip_scaling(bits, 16 if i < 6 else 64)
-    bits.ue()
+    number_bits = 4 + bits.ue()
     poc_type = bits.ue()
     if poc_type == 0:
         bits.ue()
@@ -211,7 +213,7 @@ def parse_sps(nal: bytes) -> Sps:
         for _ in range(cycle):
             bits.se()
     bits.ue()
-    bits.take(1)
+    gaps = bits.take(1)
     width = 16 * (bits.ue() + 1)
     units = bits.ue() + 1
     frame_mbs_only = bool(bits.take(1))
@@ -228,7 +230,8 @@ def parse_sps(nal: bytes) -> Sps:
     if not 0 < width <= 16384 or not 0 < height <= 16384:
         raise CorruptError(f"H.264: SPS with a picture of {width} x {height}")
     reorder = _max_reorder(bits) if bits.take(1) else None
-    return Sps(profile, chroma, depth, width, height, frame_mbs_only, poc_type, reorder)
+    frame_num_bits = None if gaps or number_bits > 16 else number_bits
+    return Sps(profile, chroma, depth, width, height, frame_mbs_only, poc_type, reorder, frame_num_bits)
 
 
 def check_packet(data: bytes, *, where: str) -> PacketInfo:

@@ -11,8 +11,9 @@ from kinemill.contracts.episode import Receipt, Rendition
 from kinemill.contracts.keys import episode_key
 from kinemill.contracts.store import Store
 from kinemill.errors import ConflictError, StateError
+from kinemill.store.files import fsync_folder
 
-__all__ = ["publish", "publish_file", "sync_folder"]
+__all__ = ["publish", "publish_file"]
 
 
 def publish_file(finished: Path, target: Path) -> None:
@@ -28,16 +29,7 @@ def publish_file(finished: Path, target: Path) -> None:
     except OSError:  # a disk without hard links, as robots carry: take the name first, then put the file there
         target.open("xb").close()
         finished.replace(target)
-    sync_folder(target.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    fsync_folder(target.parent)
 
 
 def publish(store: Store, path: Path, receipt: Receipt) -> Rendition:

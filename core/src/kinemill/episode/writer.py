@@ -35,13 +35,13 @@ from kinemill.episode.messages import (
     points_message,
     text_message,
 )
-from kinemill.episode.publishing import sync_folder
 from kinemill.episode.schemas import VIDEO, schema_for
 from kinemill.episode.span_group import SpanGroup
 from kinemill.episode.spool import Spools, close_quietly
 from kinemill.episode.topics import NS, Profile, TopicSpec, codec_of, group_of, profile_of
 from kinemill.episode.video_group import VideoGroup
 from kinemill.errors import EnvironmentFault, LimitError, StateError, UsageError
+from kinemill.store.files import fsync_folder
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -446,7 +446,7 @@ class EpisodeWriter:
             os.fsync(self._stream.fileno())
             self._stream.close()
             self._temporary.rename(self._path)
-            sync_folder(self._path.parent)
+            fsync_folder(self._path.parent)
         self._state = "closed"
         self.receipt = replace(draft, size_bytes=out.at, sha256=sha256)
         return self.receipt

@@ -14,7 +14,7 @@ from kinemill.contracts.store import ObjectMeta, Progress
 from kinemill.errors import ConflictError, EnvironmentFault, NotFoundError, TruncatedError, UsageError
 from kinemill.store.parallel import Lanes, download, filler
 
-__all__ = ["FileStore"]
+__all__ = ["FileStore", "fsync_folder"]
 
 _PRIVATE = ".kinemill-store"
 _COPY_BYTES = 4 << 20
@@ -132,7 +132,7 @@ class FileStore:
             raise ConflictError(f"{self.url}/{key}: exists already") from exc
         finally:
             temporary.unlink()
-        _fsync_folder(target.parent)
+        fsync_folder(target.parent)
         return self.head(key)
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> ObjectMeta:
@@ -150,7 +150,7 @@ class FileStore:
                 temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
-        _fsync_folder(target.parent)
+        fsync_folder(target.parent)
         return self.head(key)
 
     def _write(self, data: bytes | Path) -> Path:
@@ -252,7 +252,8 @@ def _etag(found: os.stat_result) -> str:
     return f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
 
 
-def _fsync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from kinemill.errors import CorruptError, EnvironmentFault
 from kinemill.loaders.manifest.locks import NETWORK_FILE_SYSTEMS, file_system_of, hold, share, try_exclusive
+from kinemill.store.files import fsync_folder
 
 if TYPE_CHECKING:
     from kinemill.contracts import Store
@@ -74,14 +75,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _prepare(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -123,7 +116,7 @@ def _fetch(ref: ManifestRef, store: Store, at: Local, part_bytes: int, progress:
     except BaseException:
         temp.unlink(missing_ok=True)
         raise
-    _sync_folder(at.data.parent)
+    fsync_folder(at.data.parent)
     _write_ok(at, ref)
 
 
@@ -147,7 +140,7 @@ def _write_ok(at: Local, ref: ManifestRef) -> None:
     except BaseException:
         temp.unlink(missing_ok=True)
         raise
-    _sync_folder(at.data.parent)
+    fsync_folder(at.data.parent)
 
 
 def pull(

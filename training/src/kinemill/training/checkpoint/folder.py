@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kinemill import records
 from kinemill.errors import ConfigError, ConflictError, ContractError, EnvironmentFault, KinemillError
+from kinemill.store.files import fsync_folder
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
@@ -165,7 +166,7 @@ class PosixRunFolder:
                 except FileExistsError:
                     number += 1
                     continue
-                _fsync_folder(self.root / "attempts")
+                fsync_folder(self.root / "attempts")
                 return number
 
     def attempts(self) -> list[int]:
@@ -201,7 +202,7 @@ class PosixRunFolder:
         """Flush the folder itself and say what is in it."""
         path = self._path(name)
         with _explained(f"checkpoint {path}"):
-            _fsync_folder(path)
+            fsync_folder(path)
             return {p.name: p.stat().st_size for p in sorted(path.iterdir()) if p.is_file()}
 
     def discard(self, name: str) -> None:
@@ -290,18 +291,10 @@ def write_atomically(path: Path, data: bytes) -> None:
                 handle.flush()
                 os.fsync(handle.fileno())
             temporary.rename(path)
-            _fsync_folder(path.parent)
+            fsync_folder(path.parent)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-
-
-def _fsync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
