@@ -59,7 +59,10 @@ def read_chunk_head(view: memoryview | bytes, *, where: str, limit: int = MAX_RA
     if data_size != len(view) - at - 8:
         raise CorruptError(f"{where}: the chunk says {data_size} bytes of records, it has {len(view) - at - 8}")
     if raw_size > limit:
-        raise LimitError(f"{where}: the chunk would unpack to {raw_size} bytes; the bound is {limit}")
+        raise LimitError(
+            f"{where}: the chunk would unpack to {raw_size} bytes, {limit} are left of the bound of one read; "
+            "read less at a time, or look at the file with `kinemill episode verify`"
+        )
     return ChunkHead(t_first, t_last, raw_size, crc, compression, at + 8, data_size)
 
 
